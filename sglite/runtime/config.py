@@ -1,0 +1,90 @@
+"""Every option of the engine, written once: the CLI, the docs and ``Engine(...)`` read this dataclass.
+
+``resolve`` turns a config with "auto" values into one without; nothing downstream ever sees "auto".
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from sglite.errors import ConfigError
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+WeightFormat = Literal["auto", "dense", "int8", "int4"]
+KernelChoice = Literal["auto", "reference", "cpu", "triton"]
+GrammarChoice = Literal["llguidance", "outlines"]
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    model: str = _option("smollm2-135m", "registry name, local folder, .gguf file or hub id of the model")
+    device: Device = _option("auto", "where the model runs")
+    dtype: Dtype = _option("auto", "type of activations and KV cache")
+    weights: WeightFormat = _option("auto", "how the layers' matrices are held in memory")
+    kernels: KernelChoice = _option("auto", "which implementation of the operations")
+    threads: int = _option(0, "CPU threads for the model (0: the physical cores this process may use)")
+    context_length: int = _option(0, "longest sequence in tokens (0: the model's own limit)")
+    page_size: int = _option(16, "tokens in a KV page")
+    kv_tokens: int = _option(0, "size of the KV pool in tokens (0: from free memory, at most 65,536 on a CPU)")
+    prefix_cache: bool = _option(True, "reuse the KV of equal prefixes")
+    policy: str = _option("fcfs", "order of waiting requests: fcfs or longest-prefix")
+    max_running: int = _option(64, "most sequences in one step")
+    max_queue: int = _option(4096, "most waiting requests; more are refused")
+    max_step_tokens: int = _option(2048, "most tokens computed in one step; longer prompts are chunked")
+    overlap: bool = _option(False, "finish a step's output while the next one runs")
+    grammar: GrammarChoice = _option("llguidance", "engine for constrained decoding")
+    jump_forward: bool = _option(True, "take tokens that a grammar forces without sampling them")
+    deterministic: bool = _option(False, "fixed reduction orders: same bits alone and in any batch")
+    seed: int = _option(0, "seed of requests that bring none")
+
+    def resolve(self, *, cuda: bool) -> EngineConfig:
+        """A new config without "auto" and without 0 for "choose". Raises ConfigError on contradictions.
+
+        ``cuda`` says whether a usable GPU is present. Limits that need the model stay for the engine:
+        ``context_length`` and ``kv_tokens`` may still be 0 here.
+        """
+        self._check()
+        device = self.device if self.device != "auto" else ("cuda" if cuda else "cpu")
+        if device == "cuda" and not cuda:
+            raise ConfigError("device=cuda, but torch sees no usable GPU; use device=cpu")
+        dtype = self.dtype if self.dtype != "auto" else ("bfloat16" if device == "cuda" else "float32")
+        kernels = self.kernels if self.kernels != "auto" else ("triton" if device == "cuda" else "cpu")
+        if (kernels == "cpu") != (device == "cpu") and kernels != "reference":
+            raise ConfigError(f"kernels={kernels} does not run on device={device}")
+        weights = self.weights if self.weights != "auto" else "dense"
+        return replace(
+            self,
+            device=device,
+            dtype=dtype,
+            kernels=kernels,
+            weights=weights,
+            threads=self.threads or _usable_cores(),
+        )
+
+    def _check(self) -> None:
+        for name in ("page_size", "max_running", "max_queue", "max_step_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("threads", "context_length", "kv_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, not {getattr(self, name)}")
+
+
+def config_from(options: dict[str, Any]) -> EngineConfig:
+    """An EngineConfig from keyword arguments; an unknown one is an error that lists the known."""
+    known = {f.name for f in fields(EngineConfig)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(f"unknown engine option {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    return EngineConfig(**options)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0))

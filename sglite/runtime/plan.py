@@ -1,0 +1,39 @@
+"""What one step computes, as plain integers: everything a rank must be told to do the same work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Compute positions ``[start, start + len(ids))`` of the sequence in ``slot``.
+
+    ``new_pages`` are appended to the slot's page table before the step (``reset`` clears it first).
+    The logits of the last ``logits`` positions are wanted: 0 for a chunk that does not reach its end, 1 to sample,
+    more to score.
+    """
+
+    slot: int
+    start: int
+    ids: tuple[int, ...]
+    new_pages: tuple[int, ...] = ()
+    reset: bool = False
+    logits: int = 0
+    adapter: int = 0
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Rows in execution order. A plan without rows means there is nothing to compute."""
+
+    step: int
+    rows: tuple[Row, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(row.ids) for row in self.rows)
