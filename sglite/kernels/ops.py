@@ -10,14 +10,17 @@ G key/value heads, D head size, E hidden size, V width of the logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sglite.kernels.weights import WeightSource
+
+if TYPE_CHECKING:
+    from sglite.kernels.decoder import DecoderWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,8 @@ class KVShape:
 class ForwardBatch:
     """One step's work, as tensors. Built once by the runner and never changed.
 
-    Row b owns tokens ``indptr[b]:indptr[b+1]``; they are its positions ``kv_lengths[b] - query_length .. kv_lengths[b]``
-    and attend causally to all positions before them, found through ``page_table[b]``.
+    Row b owns tokens ``indptr[b]:indptr[b+1]``: the last positions before ``kv_lengths[b]``. They attend causally to
+    themselves and to all positions before them, found through ``page_table[b]``.
     ``indptr_host`` and ``kv_lengths_host`` repeat two tensors as Python ints so that planning never synchronises.
     """
 
@@ -141,4 +144,11 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(left half) * right half: [T, 2F] -> [T, F]"""
+        ...
+
+    def fused_decoder(self, weights: DecoderWeights) -> Callable[[ForwardBatch, KVPool], Tensor] | None:
+        """The whole stack, embedding to final norm, in one call: (batch, kv) -> hidden [R, E] of the wanted positions.
+
+        None where this Ops has no such form for these weights; the model then runs operation by operation.
+        """
         ...
