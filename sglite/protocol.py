@@ -237,6 +237,8 @@ class CandidateScore:
 class Chunk:
     """What one step added to sample ``index``: text and ids, and at the end ``finish`` and ``usage``.
 
+    All ids of a sample decode to all its text but the last ``uncovered`` characters, which are there when a stop
+    string cut a token in two. EOS and stop token ids are not among the ids; ``finish.matched`` names them.
     Each sample gets exactly one chunk with ``finish`` set. ``prompt_logprobs`` and ``scores`` come with it.
     A request that failed ends by an exception out of the iterator, not by a chunk.
     """
@@ -245,6 +247,7 @@ class Chunk:
     ids: tuple[int, ...] = ()
     index: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    uncovered: int = 0
     finish: Finish | None = None
     usage: Usage | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -308,6 +311,8 @@ class Backend(Protocol):
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequestError(f"{name} must be an integer, not {value!r}", param=name)
+    if value.bit_length() > 64:  # too long to print
+        raise InvalidRequestError(f"{name} must be between {low} and {high}", param=name)
     if not low <= value <= high:
         raise InvalidRequestError(f"{name} must be between {low} and {high}, not {value}", param=name)
 
