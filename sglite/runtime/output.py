@@ -50,7 +50,7 @@ class _Unit:
 
 
 class OutputStream:
-    """One sample's output: ``push`` each id as it is known, ``close`` once at the end unless a stop string was found."""
+    """One sample's output: ``push`` each id as it is known; ``close`` at the end, unless a stop string was found."""
 
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str] = ()) -> None:
         self._detokenizer = detokenizer

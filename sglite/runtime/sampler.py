@@ -77,14 +77,21 @@ def unpack_mask(mask: npt.NDArray[np.int32], width: int, device: torch.device) -
     return torch.from_numpy(bits).to(device).bool()
 
 
-def logprobs_of(logits: Tensor, ids: Sequence[int], top: int) -> list[Choice]:
-    """For each row of ``logits`` [R, V] the logprob of ``ids[r]`` and the ``top`` likeliest."""
+def logprobs_of(logits: Tensor, ids: Sequence[Sequence[int]], top: int) -> list[list[Choice]]:
+    """For each row of ``logits`` [R, V] the logprobs of its ``ids``, each with the row's ``top`` likeliest.
+
+    Raises BadLogitsError when a logit is not a number.
+    """
     scores = torch.log_softmax(logits, dim=-1)
-    picked = scores.gather(1, torch.tensor(ids, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
-    likeliest = _top(scores, top)
+    rows = torch.tensor([r for r, row_ids in enumerate(ids) for _ in row_ids], device=logits.device)
+    columns = torch.tensor([i for row_ids in ids for i in row_ids], device=logits.device)
+    picked = scores[rows, columns].tolist()
+    if any(math.isnan(value) for value in picked):
+        raise BadLogitsError("the model's logits are not finite")
+    values = iter(picked)
     return [
-        Choice(token, max(logprob, MIN_LOGPROB), alternatives)
-        for token, logprob, alternatives in zip(ids, picked, likeliest, strict=True)
+        [Choice(i, max(next(values), MIN_LOGPROB), likeliest) for i in row_ids]
+        for row_ids, likeliest in zip(ids, _top(scores, top), strict=True)
     ]
 
 

@@ -1,0 +1,268 @@
+"""The step loop, on one thread: plan, forward, commit, sample, publish.
+
+The core knows Jobs and Tracks, not sockets or event loops. Whoever owns it (the engine thread, a test) calls
+``submit``, ``abort`` and ``step``. A failure inside one row ends that row's request and no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sglite.errors import AbortedError, DeadlineError, RequestError, SgliteError
+from sglite.runtime.grammar.base import MaskRow, Matcher
+from sglite.runtime.plan import Row
+from sglite.runtime.runner import Runner
+from sglite.runtime.sampler import BadLogitsError, Choice, SampleRow, logprobs_of, sample
+from sglite.runtime.tracks import Job, Track
+
+if TYPE_CHECKING:
+    from sglite.runtime.scheduler import Scheduler
+    from sglite.runtime.sequence import Sequence as TokenSequence
+
+log = logging.getLogger("sglite.engine")
+
+SCORE_ROWS = 256
+"""Positions whose full logits exist at once while scoring: bounds memory, not results."""
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds spent, summed over steps, by part of the loop."""
+
+    steps: int = 0
+    plan: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    publish: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A track at its sequence's end. ``row`` None: it takes no token. ``mask`` None: any token may follow."""
+
+    track: Track
+    row: SampleRow | None
+    mask: MaskRow | None
+
+
+class EngineCore:
+    """Owned by one thread. ``step`` returns whether there was anything to compute."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.scheduler = scheduler
+        self.times = StepTimes()
+        self._runner = runner
+        self._clock = clock
+        self._tracks: dict[TokenSequence, Track] = {}
+        self._deadlines: dict[Job, float] = {}
+        self._ended: list[Track] = []
+        """Tracks that reached their sequence's end and have not been published yet."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tracks)
+
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def submit(self, job: Job, tracks: Sequence[Track]) -> None:
+        """Start a job; what the scheduler refuses goes to the job's sink and leaves nothing behind."""
+        job.tracks.extend(tracks)
+        if job.request.deadline is not None:
+            self._deadlines[job] = job.submitted + job.request.deadline
+        try:
+            for track in tracks:
+                self._tracks[track.sequence] = track
+                if not track.finished:
+                    self.scheduler.submit(track.sequence)
+        except SgliteError as error:
+            self.fail(job, error)
+            return
+        self._ended += [track for track in tracks if track.finished]
+
+    def abort(self, job: Job) -> None:
+        if job.tracks:
+            self.fail(job, AbortedError("the request was aborted", request_id=job.request.id))
+
+    def fail(self, job: Job, error: Exception) -> None:
+        """End every track of the job; its sink hears of it exactly once."""
+        for track in list(job.tracks):
+            self._release(track)
+        job.sink.fail(error)
+
+    def fail_all(self, error: Exception) -> None:
+        for job in {track.job: None for track in self._tracks.values()}:
+            self.fail(job, error)
+
+    def _release(self, track: Track) -> None:
+        self.scheduler.release(track.sequence)
+        self._tracks.pop(track.sequence, None)
+        track.job.tracks.remove(track)
+        if not track.job.tracks:
+            self._deadlines.pop(track.job, None)
+
+    def _expire(self) -> None:
+        if not self._deadlines:
+            return
+        now = self._clock()
+        for job in [job for job, end in self._deadlines.items() if end <= now]:
+            self.fail(job, DeadlineError("the request's deadline passed", request_id=job.request.id))
+
+    # ---- the step ----------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        self._expire()
+        started = self._clock()
+        plan = self.scheduler.plan()
+        if not plan.rows:
+            self._publish()
+            return False
+        rows = [(row, self._tracks[self.scheduler.sequence_in(row.slot)]) for row in plan.rows]
+        self._mark_planned(rows, started)
+        planned = self._clock()
+        flight = self._runner.start(plan.rows)
+        self._publish()  # the previous step's answers, while this one runs
+        ends = self._ends(rows)
+        states = self._land(flight, rows)
+        self.scheduler.commit(plan)
+        computed = self._clock()
+        self._score(rows, states)
+        self._sample(ends, states)
+        sampled = self._clock()
+        if not self._runner.overlaps:
+            self._publish()
+        self._account(started, planned, computed, sampled)
+        return True
+
+    def _mark_planned(self, rows: Iterable[tuple[Row, Track]], now: float) -> None:
+        for _, track in rows:
+            if not track.clock.planned:
+                track.clock.planned = now
+
+    def _ends(self, rows: Sequence[tuple[Row, Track]]) -> list[End]:
+        """The rows that reach their sequence's end in this step, with all the sampler will need but the logits."""
+        ends = []
+        for row, track in rows:
+            if self._alive(track) and row.stop == len(track.sequence.tokens):
+                mask = None if track.matcher is None else self._fill(track.matcher)
+                ends.append(End(track, track.sample_row(), mask))
+        return ends
+
+    def _fill(self, matcher: Matcher) -> MaskRow:
+        mask = np.zeros(-(-self._runner.model.vocab_size // 32), dtype=np.int32)
+        matcher.fill(mask)
+        return mask
+
+    def _land(self, flight: Future[Tensor], rows: Sequence[tuple[Row, Track]]) -> dict[Track, Tensor]:
+        """Hidden states of the wanted positions. A row whose own forward fails is missing: its request has ended."""
+        try:
+            hidden = flight.result()
+        except Exception as error:
+            log.warning("a step of %d rows failed, running them one by one: %r", len(rows), error)
+            return {track: h for row, track in rows if (h := self._forward_alone(row, track)) is not None}
+        parts = torch.split(hidden, [row.logits for row, _ in rows])
+        return {track: part for (_, track), part in zip(rows, parts, strict=True)}
+
+    def _forward_alone(self, row: Row, track: Track) -> Tensor | None:
+        try:
+            return self._runner.forward((row,))
+        except Exception as error:
+            self._fail_row(track, error)
+            return None
+
+    def _score(self, rows: Sequence[tuple[Row, Track]], states: Mapping[Track, Tensor]) -> None:
+        for row, track in rows:
+            if self._alive(track) and track in states:
+                self._contain(track, partial(self._score_row, row, track, states[track]))
+
+    def _score_row(self, row: Row, track: Track, states: Tensor) -> None:
+        first = row.stop - len(states)
+        wanted = [(i, ids) for i in range(len(states)) if (ids := track.targets(first + i))]
+        top = track.job.request.logprobs.top if track.job.request.logprobs else 0
+        for start in range(0, len(wanted), SCORE_ROWS):
+            part = wanted[start : start + SCORE_ROWS]
+            logits = self._runner.logits(states[[i for i, _ in part]])
+            for (i, _), choices in zip(part, logprobs_of(logits, [ids for _, ids in part], top), strict=True):
+                track.scored(first + i, choices)
+
+    def _sample(self, ends: Sequence[End], states: Mapping[Track, Tensor]) -> None:
+        """The chosen tokens become part of their sequences, so the next plan already knows them."""
+        ends = [end for end in ends if self._alive(end.track) and end.track in states]
+        self._ended += [end.track for end in ends]
+        samplers = [end for end in ends if end.row is not None]
+        for end in ends:
+            if end.row is None:
+                end.track.end_without_token()
+        if samplers:
+            logits = self._runner.logits(torch.cat([states[end.track][-1:] for end in samplers]))
+            with torch.inference_mode():
+                choices = sample(logits, [end.row for end in samplers if end.row], stack_masks(samplers, logits))
+            for end, choice in zip(samplers, choices, strict=True):
+                self._contain(end.track, partial(self._take, end.track, choice))
+        for end in ends:
+            if end.track.finished:
+                self.scheduler.release(end.track.sequence)
+
+    def _take(self, track: Track, choice: Choice | BadLogitsError) -> None:
+        if isinstance(choice, BadLogitsError):
+            raise choice
+        track.take(choice)
+
+    # ---- answers -----------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Chunks of the tracks that sampled or ended since the last call; finished ones are forgotten."""
+        ended, self._ended = self._ended, []
+        now = self._clock()
+        for track in ended:
+            if self._alive(track):
+                self._contain(track, partial(self._publish_track, track, now))
+
+    def _publish_track(self, track: Track, now: float) -> None:
+        for chunk in track.publish(now):
+            track.job.sink.chunk(chunk)
+        if track.finished:
+            self._release(track)
+
+    def _alive(self, track: Track) -> bool:
+        return track.sequence in self._tracks
+
+    def _contain(self, track: Track, work: Callable[[], None]) -> None:
+        """A failure in one row's work ends that row's request and nothing else."""
+        try:
+            work()
+        except Exception as error:
+            self._fail_row(track, error)
+
+    def _fail_row(self, track: Track, error: Exception) -> None:
+        if not isinstance(error, SgliteError):
+            log.error("request %s failed", track.job.request.id, exc_info=error)
+            error = RequestError(f"the request failed: {error}", request_id=track.job.request.id)
+        if self._alive(track):
+            self.fail(track.job, error)
+
+    def _account(self, started: float, planned: float, computed: float, sampled: float) -> None:
+        times = self.times
+        times.steps += 1
+        times.plan += planned - started
+        times.forward += computed - planned
+        times.sample += sampled - computed
+        times.publish += self._clock() - sampled
+
+
+def stack_masks(ends: Sequence[End], logits: Tensor) -> npt.NDArray[np.int32] | None:
+    """One packed mask for the batch; all ones where a row has none. None when no row has one."""
+    if all(end.mask is None for end in ends):
+        return None
+    free = np.full(-(-logits.shape[1] // 32), -1, dtype=np.int32)
+    return np.stack([free if end.mask is None else end.mask for end in ends])

@@ -1,0 +1,151 @@
+"""The door: from a GenerateRequest to a Job the core can run, or a typed refusal that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sglite.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from sglite.protocol import GenerateRequest, Prompt, SamplingParams, Text, Tokens
+from sglite.runtime.candidates import CandidateGroup, CandidateTrack, build_trie
+from sglite.runtime.grammar.base import Grammar
+from sglite.runtime.output import Detokenizer, OutputStream
+from sglite.runtime.sequence import Sequence as TokenSequence
+from sglite.runtime.tracks import GenerateTrack, Job, Rules, Sink, Track
+
+
+class Tokenizer(Protocol):
+    """What the engine needs of ``runtime.tokenizer.Tokenizer``."""
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    def encode(self, prompt: Prompt) -> list[int]: ...
+
+    def token_text(self, token: int) -> str: ...
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``context_length`` in tokens; ``vocab_size`` is the width of the logits, which may exceed the tokenizer's."""
+
+    context_length: int
+    vocab_size: int
+
+
+class Intake:
+    def __init__(self, tokenizer: Tokenizer, limits: Limits, rules: Rules) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._rules = rules
+
+    def job(self, request: GenerateRequest, sink: Sink, now: float, grammar: Grammar | None = None) -> Job:
+        """Raises InvalidRequestError and kin; callable from any thread."""
+        request.validate()
+        self._check_supported(request)
+        self._check_ids(request)
+        prompt_ids = self._encode(request.prompt)
+        return Job(
+            request=request,
+            prompt_ids=prompt_ids,
+            max_new_tokens=self._budget(request.sampling, len(prompt_ids)),
+            sink=sink,
+            submitted=now,
+            grammar=grammar,
+            candidate_ids=tuple(
+                tuple(self._tokenizer.encode((*request.prompt, Text(candidate)))) for candidate in request.candidates
+            ),
+        )
+
+    def tracks(self, job: Job) -> list[Track]:
+        """The job's sequences, ready to be scheduled. Raises InvalidRequestError for impossible candidates."""
+        if job.candidate_ids:
+            return self._candidate_tracks(job)
+        return [self._generate_track(job, index) for index in range(job.request.sampling.n)]
+
+    def _generate_track(self, job: Job, index: int) -> Track:
+        sequence = TokenSequence(
+            request=job.request,
+            tokens=list(job.prompt_ids),
+            prompt_length=len(job.prompt_ids),
+            limit=len(job.prompt_ids) + job.max_new_tokens,
+            index=index,
+            score_from=_score_from(job),
+        )
+        sampling = job.request.sampling
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
+        return GenerateTrack(job, sequence, OutputStream(detokenizer, sampling.stop), self._rules)
+
+    def _candidate_tracks(self, job: Job) -> list[Track]:
+        trie = build_trie(job.prompt_ids, job.candidate_ids)
+        group = CandidateGroup(trie, job.request.candidates, self._rules.token_text)
+        root = len(trie.root)
+        return [
+            CandidateTrack(
+                job,
+                TokenSequence(
+                    request=job.request,
+                    tokens=[*trie.root, *path],
+                    prompt_length=root + len(path),
+                    limit=root + len(path),
+                    index=index,
+                    score_from=root if index else root - 1,
+                ),
+                group,
+            )
+            for index, path in enumerate(trie.branches())
+        ]
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        ids = self._tokenizer.encode(prompt)
+        if ids:
+            return ids
+        if self._tokenizer.bos_id is None:
+            raise InvalidRequestError(
+                "the prompt is empty, and this model has no beginning-of-text token to start from", param="prompt"
+            )
+        return [self._tokenizer.bos_id]
+
+    def _budget(self, sampling: SamplingParams, prompt_length: int) -> int:
+        """New tokens that fit: the request's number, cut to what the context leaves."""
+        room = self._limits.context_length - prompt_length
+        if room < min(1, sampling.max_new_tokens):
+            raise ContextLengthError(
+                f"the prompt has {prompt_length} tokens; the model's context is {self._limits.context_length} "
+                "with at least one new token: shorten the prompt",
+                param="prompt",
+            )
+        return min(sampling.max_new_tokens, room)
+
+    def _check_supported(self, request: GenerateRequest) -> None:
+        if request.sampling.stop_regex:
+            raise UnsupportedError("stop_regex is not supported by this engine yet; use stop", param="stop_regex")
+        if request.adapter is not None:
+            raise UnsupportedError("this engine has no adapters loaded", param="adapter")
+
+    def _check_ids(self, request: GenerateRequest) -> None:
+        sampling = request.sampling
+        _inside("logit_bias", [token for token, _ in sampling.logit_bias], self._limits.vocab_size)
+        _inside("stop_token_ids", sampling.stop_token_ids, self._limits.vocab_size)
+        for segment in request.prompt:
+            if isinstance(segment, Tokens):
+                _inside("prompt", segment.ids, self._limits.vocab_size)
+
+
+def _inside(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise InvalidRequestError(
+                f"{field} holds a token id outside 0..{vocab_size - 1}: {str(token)[:40]}", param=field
+            )
+
+
+def _score_from(job: Job) -> int | None:
+    """First position whose logits are wanted: see ``Sequence.score_from``."""
+    logprobs = job.request.logprobs
+    if logprobs is not None and logprobs.prompt_start is not None:
+        return max(0, min(logprobs.prompt_start, len(job.prompt_ids)) - 1)
+    return len(job.prompt_ids) if job.max_new_tokens == 0 else None

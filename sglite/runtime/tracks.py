@@ -1,0 +1,264 @@
+"""What becomes of a sequence's logits: one Track per Sequence, driven by the engine core.
+
+A track says which tokens' logprobs it wants at which positions, whether it takes a new token at its end, and turns
+both into Chunks. Only the engine thread touches one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sglite.errors import RequestError
+from sglite.protocol import Chunk, Finish, GenerateRequest, TokenLogprob, Usage
+from sglite.runtime.grammar.base import Grammar, Matcher
+from sglite.runtime.output import Emission, OutputStream
+from sglite.runtime.sampler import Choice, SampleRow
+from sglite.runtime.sequence import Sequence as TokenSequence
+
+
+class Sink(Protocol):
+    """Where a request's answer goes. Called on the engine thread, must not block."""
+
+    def chunk(self, chunk: Chunk) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request after the door: tokenised, checked against the model, its grammar compiled.
+
+    ``max_new_tokens`` is the request's, cut to what the context leaves. ``candidate_ids`` are the complete
+    tokenisations of prompt + candidate.
+    """
+
+    request: GenerateRequest
+    prompt_ids: list[int]
+    max_new_tokens: int
+    sink: Sink
+    submitted: float
+    grammar: Grammar | None = None
+    candidate_ids: tuple[tuple[int, ...], ...] = ()
+    tracks: list[Track] = field(default_factory=list)
+    """The unfinished ones."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds at which things happened to a track; 0.0 means not yet."""
+
+    submitted: float
+    planned: float = 0.0
+    first_token: float = 0.0
+
+    def times(self, now: float) -> tuple[float, float, float]:
+        """(queue, prefill, decode) so far."""
+        planned = self.planned or now
+        first = self.first_token or now
+        return planned - self.submitted, max(0.0, first - planned), max(0.0, now - first)
+
+
+class Track(Protocol):
+    job: Job
+    sequence: TokenSequence
+    clock: Clock
+    matcher: Matcher | None
+
+    @property
+    def finished(self) -> bool: ...
+
+    def targets(self, position: int) -> Sequence[int]:
+        """Ids whose logprob given ``tokens[:position + 1]`` is wanted."""
+        ...
+
+    def scored(self, position: int, choices: Sequence[Choice]) -> None: ...
+
+    def sample_row(self) -> SampleRow | None:
+        """How to choose the next token; None when this track takes none and is done at its end."""
+        ...
+
+    def take(self, choice: Choice) -> None:
+        """The chosen next token: extends the sequence, or finishes the track."""
+        ...
+
+    def end_without_token(self) -> None:
+        """The sequence is computed to its end and ``sample_row`` said None."""
+        ...
+
+    def publish(self, now: float) -> list[Chunk]:
+        """Chunks for what happened since the last call; the last one carries ``finish``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The model's part in when an output ends and how it is shown."""
+
+    eos_ids: frozenset[int]
+    jump_forward: bool
+    seed: int
+    token_text: Callable[[int], str]
+
+
+class GenerateTrack:
+    """One sample of a request: samples until a stop rule ends it, and scores the prompt where that is asked."""
+
+    def __init__(self, job: Job, sequence: TokenSequence, stream: OutputStream, rules: Rules) -> None:
+        self.job = job
+        self.sequence = sequence
+        self.clock = Clock(job.submitted)
+        self.matcher: Matcher | None = None if job.grammar is None else job.grammar.matcher()
+        self._stream = stream
+        self._rules = rules
+        self._sampling = job.request.sampling
+        self._logprobs = job.request.logprobs
+        self._counts: Counter[int] = Counter()
+        self._prompt_logprobs: dict[int, TokenLogprob] = {}
+        self._fresh: list[tuple[int, TokenLogprob | None]] = []
+        self._finish: Finish | None = None
+        self._forced = 0
+        self._unlisted = 0  # sampled tokens that end the output and are not part of it
+        ends = set(self._sampling.stop_token_ids)
+        self._end_ids = ends if self._sampling.ignore_eos else ends | rules.eos_ids
+        self._settle()
+
+    @property
+    def finished(self) -> bool:
+        return self._finish is not None
+
+    def targets(self, position: int) -> Sequence[int]:
+        asked = self._logprobs is not None and self._logprobs.prompt_start is not None
+        return (self.sequence.tokens[position + 1],) if asked and position + 1 < self.sequence.prompt_length else ()
+
+    def scored(self, position: int, choices: Sequence[Choice]) -> None:
+        for choice in choices:
+            self._prompt_logprobs[position + 1] = self._named(choice)
+
+    def sample_row(self) -> SampleRow | None:
+        if self.job.max_new_tokens == 0:
+            return None
+        sequence, params = self.sequence, self._sampling
+        early = sequence.output_length < params.min_new_tokens and not (self.matcher and self.matcher.terminated)
+        return SampleRow(
+            params=params,
+            seed=self._rules.seed if params.seed is None else params.seed,
+            index=sequence.index,
+            position=len(sequence.tokens),
+            output_counts=self._counts,
+            context_ids=sequence.tokens if params.repetition_penalty != 1.0 else (),
+            banned=tuple(self._end_ids | self._rules.eos_ids) if early else (),
+            top_logprobs=self._logprobs.top if self._logprobs is not None and self._logprobs.output else None,
+        )
+
+    def take(self, choice: Choice) -> None:
+        if choice.id in self._end_ids or (self.matcher is not None and choice.id in self._rules.eos_ids):
+            self._unlisted = 1
+            self._finish = Finish("stop", matched=choice.id)
+            return
+        self._append(choice.id, self._named(choice) if choice.logprob is not None else None)
+        if self.matcher is not None and not self.matcher.accept((choice.id,)):
+            raise RequestError("the grammar refused a token its own mask allowed", request_id=self.job.request.id)
+        self._settle()
+
+    def end_without_token(self) -> None:
+        self._finish = Finish("length")
+
+    def publish(self, now: float) -> list[Chunk]:
+        if self._fresh and not self.clock.first_token:
+            self.clock.first_token = now
+        emission = self._emit_fresh()
+        if self._finish is None:
+            return [self._chunk(emission)] if emission.text or emission.ids else []
+        return [self._chunk(emission, self._finish, self._usage(now))]
+
+    @property
+    def _budget(self) -> int:
+        return self.job.max_new_tokens - self.sequence.output_length
+
+    def _settle(self) -> None:
+        """After tokens were added: take what the grammar forces, and end where nothing more may follow."""
+        if self.matcher is not None:
+            self._jump(self.matcher)
+            if self.matcher.terminated:
+                self._finish = Finish("stop", matched=min(self._rules.eos_ids, default=None))
+        if self._finish is None and self.sequence.output_length and self._budget == 0:
+            self._finish = Finish("length")
+
+    def _jump(self, matcher: Matcher) -> None:
+        if not self._rules.jump_forward or self._logprobs is not None:
+            return  # a forced token's logprob is never computed, so whoever wants logprobs samples every token
+        forced = matcher.forced()[: self._budget]
+        if forced and matcher.accept(forced):
+            self._forced += len(forced)
+            for token in forced:
+                self._append(token, None)
+
+    def _append(self, token: int, logprob: TokenLogprob | None) -> None:
+        self.sequence.tokens.append(token)
+        self._counts[token] += 1
+        self._fresh.append((token, logprob))
+
+    def _emit_fresh(self) -> Emission:
+        parts = []
+        for token, logprob in self._fresh:
+            parts.append(self._stream.push(token, logprob))
+            if parts[-1].stopped is not None:
+                self._finish = Finish("stop", matched=parts[-1].stopped)
+                break
+        else:
+            if self._finish is not None:
+                parts.append(self._stream.close())
+        self._fresh.clear()
+        return _join(parts)
+
+    def _chunk(self, emission: Emission, finish: Finish | None = None, usage: Usage | None = None) -> Chunk:
+        return Chunk(
+            text=emission.text,
+            ids=emission.ids,
+            index=self.sequence.index,
+            logprobs=emission.logprobs,
+            uncovered=emission.uncovered,
+            finish=finish,
+            usage=usage,
+            prompt_logprobs=self._prompt_scores() if finish else (),
+        )
+
+    def _prompt_scores(self) -> tuple[TokenLogprob, ...]:
+        if self._logprobs is None or self._logprobs.prompt_start is None:
+            return ()
+        start, stop = self._logprobs.prompt_start, self.sequence.prompt_length
+        unknown = TokenLogprob(self.sequence.tokens[0], None, self._rules.token_text(self.sequence.tokens[0]))
+        return tuple(self._prompt_logprobs[p] if p else unknown for p in range(start, stop))
+
+    def _usage(self, now: float) -> Usage:
+        queue, prefill, decode = self.clock.times(now)
+        return Usage(
+            prompt_tokens=self.sequence.prompt_length,
+            cached_tokens=min(self.sequence.cached, self.sequence.prompt_length),
+            completion_tokens=self.sequence.output_length + self._unlisted,
+            forced_tokens=self._forced,
+            queue_time=queue,
+            prefill_time=prefill,
+            decode_time=decode,
+            retractions=self.sequence.retractions,
+        )
+
+    def _named(self, choice: Choice) -> TokenLogprob:
+        text = self._rules.token_text
+        return TokenLogprob(
+            choice.id, choice.logprob, text(choice.id), tuple((i, value, text(i)) for i, value in choice.top)
+        )
+
+
+def _join(parts: Sequence[Emission]) -> Emission:
+    if len(parts) == 1:
+        return parts[0]
+    return Emission(
+        text="".join(p.text for p in parts),
+        ids=tuple(i for p in parts for i in p.ids),
+        logprobs=tuple(entry for p in parts for entry in p.logprobs),
+        uncovered=parts[-1].uncovered if parts else 0,
+    )
