@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -15,19 +14,16 @@ BeforeStep = Callable[[int, ForwardBatch], None]
 
 
 class FaultyModel:
-    """``model`` behind a hook that may raise, and with NaN logits where ``nan`` says so.
+    """``model`` behind a hook that may raise. ``steps`` counts the calls of ``forward``.
 
-    ``nan`` maps a step to rows of its logits. Steps count calls of ``forward``.
+    NaN in one row's logits needs no wrapper: a script may answer ``{token: math.nan}``.
     """
 
-    def __init__(
-        self, model: Model, before_step: BeforeStep | None = None, nan: Mapping[int, Sequence[int]] | None = None
-    ) -> None:
+    def __init__(self, model: Model, before_step: BeforeStep) -> None:
         self.vocab_size = model.vocab_size
         self.steps = 0
         self._model = model
         self._before_step = before_step
-        self._nan = nan or {}
 
     def kv_shape(self, pages: int, page_size: int) -> KVShape:
         return self._model.kv_shape(pages, page_size)
@@ -37,15 +33,11 @@ class FaultyModel:
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> Tensor:
         step, self.steps = self.steps, self.steps + 1
-        if self._before_step is not None:
-            self._before_step(step, batch)
+        self._before_step(step, batch)
         return self._model.forward(batch, kv)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._model.logits(hidden)
-        for row in self._nan.get(self.steps - 1, ()):
-            logits[row] = math.nan
-        return logits
+        return self._model.logits(hidden)
 
 
 def fail_at(step: int, error: Exception) -> BeforeStep:
