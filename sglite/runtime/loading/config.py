@@ -15,6 +15,7 @@ from sglite.errors import ModelLoadError
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 RopeKind = Literal["none", "linear", "llama3"]
+MAX_LAYERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ def checked(config: ModelConfig, where: str) -> ModelConfig:
         raise ModelLoadError(f"{where}: context_length must be at least 1, not {config.context_length}")
     if config.heads % config.kv_heads:
         raise ModelLoadError(f"{where}: {config.heads} heads cannot share {config.kv_heads} key/value heads evenly")
+    if config.rope.low_freq_factor >= config.rope.high_freq_factor:
+        raise ModelLoadError(f"{where}: RoPE's low_freq_factor must be below its high_freq_factor")
     if config.head_dim % 2:
         raise ModelLoadError(f"{where}: head size {config.head_dim} is odd, rotary embedding needs pairs")
     return config
@@ -100,9 +103,14 @@ class Fields:
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelLoadError(f"{self.where}: {key} must be an integer, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+            raise ModelLoadError(f"{self.where}: {key} must be an integer from 0 to 2^31 - 1, not {value!r}")
         return value
+
+    def layers(self, key: str) -> int:
+        if (count := self.integer(key)) > MAX_LAYERS:
+            raise ModelLoadError(f"{self.where}: {key} is {count}; at most {MAX_LAYERS} layers are supported")
+        return count
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
@@ -145,7 +153,7 @@ def config_from_folder(folder: Path) -> ModelConfig:
     fields = Fields(raw, str(folder / "config.json"))
     family = _family(fields)
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
-    layers, context = fields.integer("num_hidden_layers"), fields.integer("max_position_embeddings")
+    layers, context = fields.layers("num_hidden_layers"), fields.integer("max_position_embeddings")
     attention_bias = family in ("llama", "qwen3") and fields.flag("attention_bias")
     config = ModelConfig(
         family=family,
