@@ -35,18 +35,26 @@ class Sequence:
     prompt_length: int
     limit: int
     index: int = 0
+    adapter: int = 0
+    """Number of the request's adapter in the runner; 0: none."""
     score_from: int | None = None
     arrival: int = 0
+    """Counts submissions; given by the scheduler, as is ``due``: the admission by which it should have started."""
+    due: int = 0
 
     status: Status = Status.WAITING
     slot: int = -1
     computed: int = 0
     cached: int = 0
     """Positions found in the prefix cache when first admitted."""
+    scored: int = 0
+    """Positions below it have had their step, so a retraction does not compute their logits again."""
     retractions: int = 0
     pages: list[int] = field(default_factory=list)
     """Pages in order of position; the first ``lease.length // page_size`` belong to the tree."""
     lease: Lease | None = None
+    tabled: int = 0
+    """Pages that the runner's page table of this slot has; 0: none, or others than ``pages``."""
 
     @property
     def remaining(self) -> int:

@@ -1,0 +1,344 @@
+"""The prefix cache: a radix tree over page-sized runs of token ids, one tree per namespace.
+
+Every node holds a run of whole pages. A lease counts one reference on each node of its path, so a parent has at least
+as many references as any child. Unreferenced nodes wait in one ordered dict, least recently released first; a release
+files the deepest node of the path first. Both facts together make the first node of that dict always a leaf, so
+eviction needs no search, no heap and no clock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sglite.runtime.pages import PageBook
+
+Namespace = tuple[str, ...]
+
+
+class Node:
+    """A run of ``len(pages)`` pages below ``parent``; a child is found by the bytes of its first page's tokens."""
+
+    __slots__ = ("children", "pages", "parent", "refs", "space", "tokens")
+
+    def __init__(self, space: Space, parent: Node | None, tokens: array[int], pages: array[int], refs: int) -> None:
+        self.space = space
+        self.parent = parent
+        self.tokens = tokens
+        self.pages = pages
+        self.refs = refs
+        self.children: dict[bytes, Node] = {}
+
+
+class Space:
+    """The tree of one namespace. ``alive`` ends with a flush: nothing matches it any more."""
+
+    __slots__ = ("alive", "name", "pages", "root")
+
+    def __init__(self, name: Namespace) -> None:
+        self.name = name
+        self.alive = True
+        self.pages = 0
+        self.root = Node(self, None, array("i"), array("i"), 0)
+
+
+class Lease:
+    """The first ``length`` positions of some sequence, kept in the tree until the lease is released."""
+
+    __slots__ = ("length", "node")
+
+    def __init__(self, node: Node, length: int) -> None:
+        self.node: Node | None = node
+        self.length = length
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Pages now in the tree, by whether they may be evicted, and what happened since the start."""
+
+    evictable: int
+    protected: int
+    nodes: int
+    namespaces: int
+    leases: int
+    inserted: int
+    duplicates: int
+    evicted: int
+
+
+class PrefixCache:
+    """Pages come from ``book`` and return to it; a page given to the tree is the tree's to free."""
+
+    def __init__(self, book: PageBook, page_size: int) -> None:
+        assert page_size >= 1
+        self.page_size = page_size
+        self.evictable = 0
+        """Pages that ``evict`` could free now."""
+        self._book = book
+        self._spaces: dict[Namespace, Space] = {}
+        self._flushed: list[Space] = []
+        self._idle: OrderedDict[Node, None] = OrderedDict()
+        self._leases = 0
+        self._pages = 0
+        self._nodes = 0
+        self._inserted = 0
+        self._duplicates = 0
+        self._evicted = 0
+
+    @property
+    def protected(self) -> int:
+        """Pages that some lease keeps."""
+        return self._pages - self.evictable
+
+    @property
+    def stats(self) -> CacheStats:
+        return CacheStats(
+            evictable=self.evictable,
+            protected=self.protected,
+            nodes=self._nodes,
+            namespaces=len(self._spaces),
+            leases=self._leases,
+            inserted=self._inserted,
+            duplicates=self._duplicates,
+            evicted=self._evicted,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def match(self, namespace: Namespace, tokens: Sequence[int], limit: int | None = None) -> Lease:
+        """Lease the longest cached prefix of ``tokens[:limit]`` in whole pages (perhaps none: length 0)."""
+        space = self._spaces.get(namespace)
+        if space is None:
+            space = self._spaces[namespace] = Space(namespace)
+        node, length, inside = self._descend(space.root, self._whole(tokens, limit))
+        if inside:
+            node = self._split(node, inside)
+        self._hold(node, None)
+        self._leases += 1
+        return Lease(node, length)
+
+    def probe(self, namespace: Namespace, tokens: Sequence[int], limit: int | None = None) -> int:
+        """How long a lease ``match`` would give, leaving everything as it is."""
+        space = self._spaces.get(namespace)
+        return self._descend(space.root, self._whole(tokens, limit))[1] if space else 0
+
+    def pages(self, lease: Lease, start: int = 0) -> list[int]:
+        """The pages of positions ``[start, lease.length)``; ``start`` is a multiple of the page size."""
+        node, end, parts = lease.node, lease.length, []
+        while end > start:
+            assert node is not None
+            parts.append(node.pages)
+            end -= len(node.tokens)
+            node = node.parent
+        pages = [page for part in reversed(parts) for page in part]
+        return pages[(start - end) // self.page_size :]
+
+    # ------------------------------------------------------------------------------------------------------- writing
+
+    def insert(self, lease: Lease, tokens: Sequence[int], pages: list[int]) -> list[int]:
+        """Give the tree the pages of the ``tokens`` that follow the lease, and grow the lease over them.
+
+        Returns the pages that hold these tokens from now on. They differ from ``pages`` where the tree already had
+        some of the tokens: the given duplicates are then free again.
+        """
+        start, run, new = lease.node, array("i", tokens), array("i", pages)
+        assert start is not None, "the lease is released"
+        assert len(run) == len(new) * self.page_size, "whole pages only"
+        node, known, inside = self._descend(start, run)
+        if inside:
+            node = self._split(node, inside)
+        self._hold(node, start)
+        duplicates = new[: known // self.page_size]
+        if known < len(run):
+            node = self._append(node, run[known:], new[known // self.page_size :])
+        lease.node = node
+        lease.length += len(run)
+        self._duplicates += len(duplicates)
+        self._book.free(duplicates)
+        return self.pages(lease, lease.length - len(run)) if duplicates else pages
+
+    def release(self, lease: Lease) -> None:
+        """End a lease. What nobody else leases becomes evictable, or free at once if it was flushed meanwhile."""
+        node = lease.node
+        assert node is not None, "a lease is released once"
+        lease.node = None
+        self._leases -= 1
+        while node.parent is not None:
+            parent = node.parent
+            node.refs -= 1
+            if node.refs == 0:
+                self._retire(node)
+            node = parent
+        node.refs -= 1
+        self._forget_if_empty(node.space)
+
+    def adopt(self, namespace: Namespace, tokens: Sequence[int], pages: list[int]) -> int:
+        """Take in KV computed elsewhere: ``pages`` hold all of ``tokens``. Returns how many pages were news."""
+        lease = self.match(namespace, tokens)
+        known = lease.length // self.page_size
+        self._book.free(pages[:known])
+        self.insert(lease, tokens[lease.length :], pages[known:])
+        self.release(lease)
+        return len(pages) - known
+
+    def evict(self, n: int) -> int:
+        """Free up to ``n`` pages, least recently released first and from the tail on; how many it were."""
+        freed = 0
+        while freed < n and self._idle:
+            freed += self._trim(next(iter(self._idle)), n - freed)
+        self._evicted += freed
+        return freed
+
+    def flush(self) -> None:
+        """Forget everything. Leases stay valid, but nothing of theirs is found again or kept after their release."""
+        self.evict(self.evictable)
+        for space in self._spaces.values():
+            space.alive = False
+        self._flushed += self._spaces.values()
+        self._spaces = {}
+
+    # ------------------------------------------------------------------------------------------------------ the tree
+
+    def _whole(self, tokens: Sequence[int], limit: int | None) -> array[int]:
+        length = len(tokens) if limit is None else max(0, min(limit, len(tokens)))
+        return array("i", tokens[: length - length % self.page_size])
+
+    def _descend(self, node: Node, run: array[int]) -> tuple[Node, int, int]:
+        """Follow ``run`` down from ``node``: where it ends, the tokens matched, and how many of the last node's
+        tokens they include if not all (else 0)."""
+        size, matched = self.page_size, 0
+        while child := node.children.get(run[matched : matched + size].tobytes()):
+            shared = self._shared(child.tokens, run, matched)
+            node, matched = child, matched + shared
+            if shared < len(child.tokens):
+                return node, matched, shared
+        return node, matched, 0
+
+    def _shared(self, tokens: array[int], run: array[int], at: int) -> int:
+        """Length of the common prefix of ``tokens`` and ``run[at:]`` in whole pages; their first page is equal."""
+        size = self.page_size
+        length = min(len(tokens), len(run) - at)
+        if tokens[:length] == run[at : at + length]:
+            return length
+        equal, unequal = size, length
+        while unequal - equal > size:
+            middle = equal + (unequal - equal) // (2 * size) * size
+            if tokens[equal:middle] == run[at + equal : at + middle]:
+                equal = middle
+            else:
+                unequal = middle
+        return equal
+
+    def _split(self, node: Node, inside: int) -> Node:
+        """Cut a node after ``inside`` tokens; the new upper part is returned.
+
+        The lower part keeps its identity, since leases point at the end of a run.
+        """
+        parent, cut = node.parent, inside // self.page_size
+        assert parent is not None
+        upper = Node(node.space, parent, node.tokens[:inside], node.pages[:cut], node.refs)
+        node.tokens, node.pages, node.parent = node.tokens[inside:], node.pages[cut:], upper
+        parent.children[self._key(upper)] = upper
+        upper.children[self._key(node)] = node
+        if upper.refs == 0:
+            self._idle[upper] = None
+        self._nodes += 1
+        return upper
+
+    def _append(self, node: Node, tokens: array[int], pages: array[int]) -> Node:
+        """New content below ``node`` for the one lease that ends there."""
+        node.space.pages += len(pages)
+        self._pages += len(pages)
+        self._inserted += len(pages)
+        if node.refs == 1 and not node.children and node.parent is not None:
+            node.tokens.extend(tokens)
+            node.pages.extend(pages)
+            return node
+        child = Node(node.space, node, tokens, pages, 1)
+        node.children[self._key(child)] = child
+        self._nodes += 1
+        return child
+
+    def _hold(self, node: Node, above: Node | None) -> None:
+        """Count one more lease on the path from ``node`` up to, and without, ``above``."""
+        step: Node | None = node
+        while step is not above:
+            assert step is not None
+            if step.refs == 0 and step.parent is not None:
+                del self._idle[step]
+                self.evictable -= len(step.pages)
+            step.refs += 1
+            step = step.parent
+
+    def _retire(self, node: Node) -> None:
+        self.evictable += len(node.pages)
+        self._idle[node] = None
+        if not node.space.alive:
+            self._trim(node, len(node.pages))
+
+    def _trim(self, node: Node, n: int) -> int:
+        """Free up to ``n`` pages from the end of an idle leaf; with the last one the leaf goes."""
+        assert not node.children, "an idle node is preceded by its descendants"
+        n = min(n, len(node.pages))
+        self.evictable -= n
+        self._pages -= n
+        node.space.pages -= n
+        self._book.free(node.pages[-n:])
+        if n == len(node.pages):
+            self._unlink(node)
+        else:
+            del node.pages[-n:]
+            del node.tokens[-n * self.page_size :]
+        return n
+
+    def _unlink(self, node: Node) -> None:
+        assert node.parent is not None
+        del self._idle[node]
+        del node.parent.children[self._key(node)]
+        self._nodes -= 1
+        self._forget_if_empty(node.space)
+
+    def _forget_if_empty(self, space: Space) -> None:
+        if space.root.refs or space.root.children:
+            return
+        if space.alive:
+            del self._spaces[space.name]
+        else:
+            self._flushed.remove(space)
+
+    def _key(self, node: Node) -> bytes:
+        return node.tokens[: self.page_size].tobytes()
+
+    # -------------------------------------------------------------------------------------------------------- checks
+
+    def check(self) -> list[int]:
+        """Assert every invariant, in time of the tree's size. Returns the tree's pages, for ``PageBook.check``."""
+        nodes = list(self._walk())
+        for node in nodes:
+            self._check_node(node)
+        inner = [node for node in nodes if node.parent is not None]
+        pages = [page for node in inner for page in node.pages]
+        idle = [node for node in inner if node.refs == 0]
+        assert set(idle) == set(self._idle), "idle is exactly the unreferenced nodes"
+        assert self.evictable == sum(len(node.pages) for node in idle)
+        assert (self._pages, self._nodes) == (len(pages), len(inner))
+        assert self._leases == sum(node.refs for node in nodes if node.parent is None)
+        return pages
+
+    def _walk(self) -> Iterator[Node]:
+        stack = [space.root for space in (*self._spaces.values(), *self._flushed)]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.children.values()
+
+    def _check_node(self, node: Node) -> None:
+        assert node.refs >= sum(child.refs for child in node.children.values())
+        for key, child in node.children.items():
+            assert child.parent is node and child.space is node.space and key == self._key(child)
+            assert len(child.tokens) == len(child.pages) * self.page_size > 0
+            assert node.space.alive or child.refs, "flushed nodes live as long as their leases"
+        if node.parent is None:
+            assert node.refs or node.children, "an empty namespace is forgotten"

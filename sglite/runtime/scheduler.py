@@ -1,0 +1,533 @@
+"""Which sequences compute what in each step: the one place where decisions are made. No tensors, no clock, no I/O.
+
+The engine thread calls, in turn::
+
+    plan = scheduler.plan()        who computes which positions; pages and slots are taken
+    ... start the forward pass of plan ...
+    scheduler.commit(plan)         its positions count as computed, its whole prompt pages can be hit
+    ... append sampled tokens to scheduler.sequence(row.slot).tokens, release what ended ...
+
+``commit`` may be called as soon as the forward pass is queued before all later work on the device: pages that are
+freed or shared from then on are written and read in step order. Between ``plan`` and ``commit`` sequences may be
+submitted and released; a row whose sequence was released meanwhile is computed for nothing and forgotten.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from sglite.errors import CapacityError, OverloadedError
+from sglite.runtime.pages import PageBook
+from sglite.runtime.plan import Plan, Row
+from sglite.runtime.policy import PATIENCE, Candidate, Key, OutputShare, policy_named
+from sglite.runtime.radix import Lease, Node, PrefixCache
+from sglite.runtime.sequence import Sequence, Status
+
+WINDOW = 64
+"""How many waiting sequences a plan looks at."""
+
+WORTH_WAITING = 16
+"""Tokens that a waiting sequence must share with one being computed to be held back for them."""
+
+Run = tuple[Node, bytes]
+"""A place in the tree and the tokens that are about to be inserted there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """``running`` and ``waiting`` are now, the others count since the start. ``hit_tokens`` of ``prompt_tokens`` were
+    found in the cache at first admission; ``held`` counts waits for a prefix that another sequence was computing."""
+
+    running: int
+    waiting: int
+    steps: int
+    admissions: int
+    retractions: int
+    held: int
+    prompt_tokens: int
+    hit_tokens: int
+    computed_tokens: int
+
+
+class _Entry(Enum):
+    """What became of an attempt to admit a sequence."""
+
+    ADMITTED = "admitted"
+    HELD = "held"
+    FULL = "full"
+
+
+Work = list[tuple[Sequence, int]]
+"""Sequences with the position up to which each computes in this step."""
+
+
+class Scheduler:
+    """Sequences wait in a queue, run in a slot, and leave by ``release``. Raises ConfigError for an unknown policy."""
+
+    def __init__(
+        self,
+        book: PageBook,
+        cache: PrefixCache | None,
+        *,
+        page_size: int,
+        policy: str = "fcfs",
+        max_running: int = 64,
+        max_queue: int = 4096,
+        max_step_tokens: int = 2048,
+    ) -> None:
+        assert cache is None or cache.page_size == page_size
+        self._book = book
+        self._cache = cache
+        self._page_size = page_size
+        self._policy = policy_named(policy)
+        self._max_queue = max_queue
+        self._max_step_tokens = max_step_tokens
+        self._slots: list[Sequence | None] = [None] * max_running
+        self._free_slots = list(range(max_running))
+        self._running: dict[Sequence, None] = {}
+        self._waiting: list[Sequence] = []
+        self._held: dict[Sequence, list[Sequence]] = {}
+        """Waiting sequences, by the running one whose prefix they want."""
+        self._computing: dict[Run, Sequence] = {}
+        self._held_run = page_size * -(-WORTH_WAITING // page_size)
+        self._full = False
+        """The pool was found too full to admit anyone, and nothing has changed since."""
+        self._flight: Plan | None = None
+        self._share = OutputShare()
+        self._arrivals = 0
+        self._steps = 0
+        self._admissions = 0
+        self._retractions = 0
+        self._held_count = 0
+        self._prompt_tokens = 0
+        self._hit_tokens = 0
+        self._computed_tokens = 0
+
+    # ----------------------------------------------------------------------------------------------- what is going on
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + sum(map(len, self._held.values()))
+
+    @property
+    def idle(self) -> bool:
+        """Nobody runs and nobody waits."""
+        return not self._running and not self._waiting
+
+    def sequence(self, slot: int) -> Sequence | None:
+        """Who is in a slot; None if released. Slots are given anew only in ``plan``."""
+        return self._slots[slot]
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            running=len(self._running),
+            waiting=self.waiting,
+            steps=self._steps,
+            admissions=self._admissions,
+            retractions=self._retractions,
+            held=self._held_count,
+            prompt_tokens=self._prompt_tokens,
+            hit_tokens=self._hit_tokens,
+            computed_tokens=self._computed_tokens,
+        )
+
+    # ------------------------------------------------------------------------------------------------ coming and going
+
+    def submit(self, *sequences: Sequence) -> None:
+        """Queue sequences, all or none.
+
+        Raises CapacityError (``param`` "prompt" or "max_new_tokens") when one can never fit the pool, and
+        OverloadedError when the queue has no room.
+        """
+        for sequence in sequences:
+            self._refuse_too_long(sequence)
+        if self.waiting + len(sequences) > self._max_queue:
+            raise OverloadedError(f"{self.waiting} requests are waiting (max_queue={self._max_queue}); try again later")
+        for sequence in sequences:
+            self._arrivals += 1
+            sequence.arrival = self._arrivals
+            sequence.due = self._admissions + self.waiting + PATIENCE
+            self._enqueue(sequence)
+
+    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """End a sequence, whatever it is doing; for one that has ended, do nothing.
+
+        Its computed whole pages stay in the prefix cache, or with ``keep=False`` only those that already were.
+        """
+        if sequence.status is Status.WAITING:
+            self._dequeue(sequence)
+        elif sequence.status is Status.RUNNING:
+            self._learn(sequence)
+            self._leave(sequence, keep)
+        sequence.status = Status.FINISHED
+
+    def fail(self, plan: Plan) -> list[Sequence]:
+        """Instead of ``commit``: the step did not happen. Its sequences are released, and returned to be told."""
+        assert plan is self._flight
+        self._flight = None
+        failed = [sequence for row in plan.rows if (sequence := self._slots[row.slot])]
+        for sequence in failed:
+            self.release(sequence, keep=False)
+        return failed
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Take back all tokens from ``length`` on (rejected drafts), with what was computed for them."""
+        shared = sequence.lease.length if sequence.lease else 0
+        assert max(shared, sequence.prompt_length) <= length
+        del sequence.tokens[length:]
+        sequence.computed = min(sequence.computed, length)
+        sequence.scored = min(sequence.scored, length)
+
+    def rewind(self, sequence: Sequence) -> None:
+        """Its last tokens were taken back: compute the position that is now the last one again, to sample anew.
+
+        Where that position is already in the tree (after a retraction) the sequence goes back to the queue: it may not
+        write into shared pages.
+        """
+        end = len(sequence.tokens) - 1
+        sequence.scored = min(sequence.scored, end)
+        if sequence.lease is not None and sequence.lease.length > end:
+            sequence.computed = min(sequence.computed, end)
+            self._retract(sequence)
+        else:
+            sequence.computed = min(sequence.computed, end)
+
+    # ---------------------------------------------------------------------------------------------------------- a step
+
+    def plan(self) -> Plan:
+        """The next step: running sequences catch up, then waiting ones are admitted while there is room."""
+        assert self._flight is None, "commit or fail the previous plan first"
+        work = self._make_room(self._catch_up())
+        self._admit(work)
+        plan = Plan(self._steps, tuple([self._row(sequence, target) for sequence, target in work]))
+        if work:
+            self._steps += 1
+            self._flight = plan
+        return plan
+
+    def commit(self, plan: Plan) -> None:
+        """The step's positions are computed. Not called for a plan without rows."""
+        assert plan is self._flight
+        self._flight = None
+        for row in plan.rows:
+            sequence = self._slots[row.slot]
+            if sequence is not None:
+                self._advance(sequence, row)
+
+    def _catch_up(self) -> Work:
+        """As much as the token budget allows, decodes before prefills."""
+        budget, work = self._max_step_tokens, []
+        behind = [sequence for sequence in self._running if sequence.remaining]
+        for sequence in sorted(behind, key=lambda sequence: sequence.remaining):
+            n = min(sequence.remaining, budget)
+            if n == 0:
+                break
+            work.append((sequence, sequence.computed + n))
+            budget -= n
+        return work
+
+    def _make_room(self, work: Work) -> Work:
+        """Allocate the step's pages, retracting the last in line as long as there are too few.
+
+        The first in line is never retracted: alone it fits, by the check at submission.
+        """
+        while (needed := sum([self._missing(sequence, target) for sequence, target in work])) > self._available:
+            last = max(self._running, key=_order)
+            self._retract(last)
+            work = [(sequence, target) for sequence, target in work if sequence is not last]
+        if needed:
+            self._evict(needed)
+            for sequence, target in work:
+                sequence.pages += self._book.allocate(self._missing(sequence, target))
+        return work
+
+    def _row(self, sequence: Sequence, target: int) -> Row:
+        start, tabled = sequence.computed, sequence.tabled
+        sequence.tabled = len(sequence.pages)
+        return Row(
+            slot=sequence.slot,
+            start=start,
+            ids=tuple(sequence.tokens[start:target]),
+            new_pages=tuple(sequence.pages[tabled:]),
+            reset=tabled == 0,
+            logits=_logits(sequence, start, target),
+            adapter=sequence.adapter,
+        )
+
+    def _advance(self, sequence: Sequence, row: Row) -> None:
+        assert sequence.computed == row.start
+        sequence.computed = row.stop
+        sequence.scored = max(sequence.scored, row.stop)
+        self._computed_tokens += len(row.ids)
+        if row.start < sequence.prompt_length:
+            self._stop_holding(sequence)
+            self._publish(sequence, min(sequence.computed, sequence.prompt_length))
+            self._start_holding(sequence)
+
+    # ------------------------------------------------------------------------------------------------------- admission
+
+    def _admit(self, work: Work) -> None:
+        """Add waiting sequences to the step, in the policy's order, until one does not fit."""
+        budget = self._max_step_tokens - sum([target - sequence.computed for sequence, target in work])
+        if budget == 0 or self._full or not (self._free_slots and self._waiting):
+            return
+        for sequence in self._candidates():
+            entry = self._try_to_admit(sequence)
+            if entry is _Entry.ADMITTED:
+                target = sequence.computed + min(sequence.remaining, budget)
+                budget -= target - sequence.computed
+                self._evict(self._missing(sequence, target))
+                sequence.pages += self._book.allocate(self._missing(sequence, target))
+                work.append((sequence, target))
+            if entry is _Entry.FULL or budget == 0 or not self._free_slots:
+                return
+
+    def _candidates(self) -> list[Sequence]:
+        """The front of the queue in the policy's order."""
+        window, key = self._waiting[:WINDOW], self._policy.key
+        if key is not None:
+            window.sort(key=lambda sequence: self._rank(sequence, key))
+        return window
+
+    def _rank(self, sequence: Sequence, key: Key) -> tuple[int, ...]:
+        if self._overdue(sequence):
+            return (-sequence.request.priority, 0, sequence.arrival)
+        return (-sequence.request.priority, 1, *key(self._candidate(sequence)))
+
+    def _candidate(self, sequence: Sequence) -> Candidate:
+        cached = 0
+        if self._cache is not None and self._policy.reads_cache:
+            cached = self._cache.probe(sequence.namespace, sequence.tokens, _cacheable(sequence))
+        return Candidate(sequence.arrival, len(sequence.tokens), cached)
+
+    def _overdue(self, sequence: Sequence) -> bool:
+        return sequence.due <= self._admissions
+
+    def _try_to_admit(self, sequence: Sequence) -> _Entry:
+        lease = self._match(sequence)
+        entry = self._judge(sequence, lease)
+        if entry is _Entry.ADMITTED:
+            self._enter(sequence, lease)
+        elif self._cache is not None and lease is not None:
+            self._cache.release(lease)
+        return entry
+
+    def _judge(self, sequence: Sequence, lease: Lease | None) -> _Entry:
+        """Hold a sequence back if its next pages are being computed, and keep the queue waiting if it is too large."""
+        leader = self._leader(sequence, lease)
+        if leader is not None and not self._overdue(sequence):
+            self._dequeue(sequence)
+            self._held.setdefault(leader, []).append(sequence)
+            self._held_count += 1
+            return _Entry.HELD
+        if self._running and self._reserved(sequence, lease) > self._available:
+            self._full = True
+            return _Entry.FULL
+        return _Entry.ADMITTED
+
+    def _reserved(self, sequence: Sequence, lease: Lease | None) -> int:
+        """Pages that the running sequences and this one are expected to need beyond those they have."""
+        cached = lease.length // self._page_size if lease else 0
+        expected = sum([self._expected_pages(other) - len(other.pages) for other in self._running])
+        return self._expected_pages(sequence) - cached + expected
+
+    def _expected_pages(self, sequence: Sequence) -> int:
+        length = len(sequence.tokens)
+        return self._pages_for(length + int(self._share.value * (sequence.limit - length)))
+
+    def _enter(self, sequence: Sequence, lease: Lease | None) -> None:
+        self._dequeue(sequence)
+        sequence.status = Status.RUNNING
+        sequence.slot = heapq.heappop(self._free_slots)
+        sequence.lease = lease
+        if self._cache is not None and lease is not None:
+            sequence.pages = self._cache.pages(lease)
+            sequence.computed = lease.length
+        if sequence.retractions == 0:
+            sequence.cached = sequence.computed
+            self._prompt_tokens += len(sequence.tokens)
+            self._hit_tokens += sequence.cached
+        self._slots[sequence.slot] = sequence
+        self._running[sequence] = None
+        self._admissions += 1
+        self._start_holding(sequence)
+
+    # --------------------------------------------------------------------------------------------------------- leaving
+
+    def _retract(self, sequence: Sequence) -> None:
+        """Back to its place in the queue; what it computed stays in the cache as long as there is room."""
+        self._leave(sequence, keep=True)
+        sequence.computed = 0
+        sequence.retractions += 1
+        self._retractions += 1
+        self._share.retracted()
+        self._enqueue(sequence)
+        self._full = True
+
+    def _leave(self, sequence: Sequence, keep: bool) -> None:
+        self._stop_holding(sequence)
+        if keep:
+            self._publish(sequence, sequence.computed)
+        shared = sequence.lease.length // self._page_size if sequence.lease else 0
+        self._book.free(sequence.pages[shared:])
+        if self._cache is not None and sequence.lease is not None:
+            self._cache.release(sequence.lease)
+        sequence.pages, sequence.lease, sequence.tabled = [], None, 0
+        self._slots[sequence.slot] = None
+        heapq.heappush(self._free_slots, sequence.slot)
+        sequence.slot = -1
+        del self._running[sequence]
+        self._full = False
+
+    def _learn(self, sequence: Sequence) -> None:
+        allowed = sequence.limit - sequence.prompt_length
+        if allowed > 0:
+            self._share.ended(sequence.output_length / allowed)
+
+    # ------------------------------------------------------------------------------------------------------- the queue
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.status = Status.WAITING
+        insort(self._waiting, sequence, key=_order)
+        self._full = False
+
+    def _dequeue(self, sequence: Sequence) -> None:
+        at = bisect_left(self._waiting, _order(sequence), key=_order)
+        if at < len(self._waiting) and self._waiting[at] is sequence:
+            del self._waiting[at]
+        else:
+            next(held for held in self._held.values() if sequence in held).remove(sequence)
+
+    def _refuse_too_long(self, sequence: Sequence) -> None:
+        assert 0 < len(sequence.tokens) <= sequence.limit
+        pool = self._book.total * self._page_size
+        if len(sequence.tokens) > pool:
+            raise CapacityError(f"the prompt has {len(sequence.tokens)} tokens, the KV pool {pool}", param="prompt")
+        if sequence.limit > pool:
+            raise CapacityError(
+                f"prompt and output may reach {sequence.limit} tokens, the KV pool has {pool}; "
+                f"ask for at most {pool - len(sequence.tokens)} new tokens",
+                param="max_new_tokens",
+            )
+
+    # --------------------------------------------------------------------------------------------- waiting for a prefix
+
+    def _leader(self, sequence: Sequence, lease: Lease | None) -> Sequence | None:
+        """The running sequence that is computing just what this one needs next."""
+        run = self._run(lease, sequence.tokens, _cacheable(sequence))
+        return self._computing.get(run) if run else None
+
+    def _start_holding(self, sequence: Sequence) -> None:
+        whole = sequence.prompt_length // self._page_size * self._page_size
+        run = self._run(sequence.lease, sequence.tokens, whole)
+        if run:
+            self._computing.setdefault(run, sequence)
+
+    def _stop_holding(self, sequence: Sequence) -> None:
+        """Let those go that were held back; they find what is in the tree when they are looked at next."""
+        run = self._run(sequence.lease, sequence.tokens, len(sequence.tokens))
+        if run and self._computing.get(run) is sequence:
+            del self._computing[run]
+        for held in self._held.pop(sequence, ()):
+            self._enqueue(held)
+
+    def _run(self, lease: Lease | None, tokens: list[int], limit: int) -> Run | None:
+        if lease is None or lease.node is None or lease.length + self._held_run > limit:
+            return None
+        return lease.node, array("i", tokens[lease.length : lease.length + self._held_run]).tobytes()
+
+    # ----------------------------------------------------------------------------------------------------------- pages
+
+    def _match(self, sequence: Sequence) -> Lease | None:
+        if self._cache is None:
+            return None
+        return self._cache.match(sequence.namespace, sequence.tokens, _cacheable(sequence))
+
+    def _publish(self, sequence: Sequence, upto: int) -> None:
+        """Give the tree the whole pages below ``upto``, and take the tree's own where it had them already."""
+        lease, size = sequence.lease, self._page_size
+        if self._cache is None or lease is None or upto // size * size <= lease.length:
+            return
+        first, last = lease.length // size, upto // size
+        mine = sequence.pages[first:last]
+        kept = self._cache.insert(lease, sequence.tokens[first * size : last * size], mine)
+        if kept != mine:
+            sequence.pages[first:last] = kept
+            sequence.tabled = 0
+
+    def _pages_for(self, positions: int) -> int:
+        return -(-positions // self._page_size)
+
+    def _missing(self, sequence: Sequence, target: int) -> int:
+        return max(0, self._pages_for(target) - len(sequence.pages))
+
+    @property
+    def _available(self) -> int:
+        return self._book.available + (self._cache.evictable if self._cache else 0)
+
+    def _evict(self, needed: int) -> None:
+        short = needed - self._book.available
+        if short > 0 and self._cache is not None:
+            self._cache.evict(short)
+
+    # ---------------------------------------------------------------------------------------------------------- checks
+
+    def check(self) -> None:
+        """Assert every invariant of the scheduler, the tree and the pool; for tests and idle moments."""
+        in_slots = {sequence: sequence.slot for sequence in self._slots if sequence is not None}
+        assert in_slots.keys() == self._running.keys()
+        assert sorted([*in_slots.values(), *self._free_slots]) == list(range(len(self._slots)))
+        for sequence in self._running:
+            self._check_running(sequence)
+        self._check_waiting([*self._waiting, *(held for group in self._held.values() for held in group)])
+        assert self._held.keys() <= self._running.keys()
+        assert set(self._computing.values()) <= self._running.keys()
+        private = [page for sequence in self._running for page in sequence.pages[self._shared(sequence) :]]
+        self._book.check(self._cache.check() if self._cache else [], private)
+
+    def _check_running(self, sequence: Sequence) -> None:
+        assert sequence.status is Status.RUNNING and self._slots[sequence.slot] is sequence
+        assert sequence.computed <= len(sequence.tokens) <= sequence.limit
+        assert self._pages_for(sequence.computed) <= len(sequence.pages)
+        assert sequence.tabled <= len(sequence.pages)
+        assert (sequence.lease is None) == (self._cache is None)
+        if self._cache is not None and sequence.lease is not None:
+            assert sequence.lease.length <= sequence.computed
+            assert self._cache.pages(sequence.lease) == sequence.pages[: self._shared(sequence)]
+
+    def _check_waiting(self, waiting: Iterable[Sequence]) -> None:
+        assert self._waiting == sorted(self._waiting, key=_order)
+        for sequence in waiting:
+            assert sequence.status is Status.WAITING and sequence.computed == 0
+            assert sequence.slot == -1 and not sequence.pages and sequence.lease is None
+
+    def _shared(self, sequence: Sequence) -> int:
+        return sequence.lease.length // self._page_size if sequence.lease else 0
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return (-sequence.request.priority, sequence.arrival)
+
+
+def _cacheable(sequence: Sequence) -> int:
+    """Positions that may come from the cache: all but the last, and none whose logits are still wanted."""
+    last = len(sequence.tokens) - 1
+    return last if sequence.score_from is None else min(last, max(sequence.score_from, sequence.scored))
+
+
+def _logits(sequence: Sequence, start: int, stop: int) -> int:
+    """How many of the last positions of a row have their logits wanted."""
+    at_end = int(stop == len(sequence.tokens))
+    if sequence.score_from is None:
+        return at_end
+    return max(at_end, stop - max(start, sequence.score_from, sequence.scored))
