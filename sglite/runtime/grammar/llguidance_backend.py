@@ -1,0 +1,251 @@
+"""llguidance behind the grammar seam: the default engine for masks.
+
+llguidance raises nothing: after every call that can fail ``is_error`` is asked, and because a wrong token leaves a
+matcher broken for good, tokens are validated before they are consumed. EOS never reaches it (it would not count for
+its rollback); the wrapper keeps that bit itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import llguidance
+import numpy as np
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from sglite.errors import GrammarError
+from sglite.protocol import Constraint, ConstraintKind
+from sglite.runtime.grammar.base import MaskBatch, MaskRow
+from sglite.runtime.grammar.vocabulary import Vocabulary
+
+VERSION = llguidance._lib.get_version()
+SEPARATORS = {"item_separator": ", ?", "key_separator": ": ?"}
+"""At most one space, and only where json.dumps would put one: models loop in free whitespace, and fixed
+whitespace is what makes keys forced."""
+
+JSON_OPTIONS: dict[str, Any] = {
+    **SEPARATORS,
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+    "coerce_one_of": False,
+    "lenient": False,
+    "json_allowed_escapes": None,
+    "json_allow_general_unicode_escapes": True,
+}
+LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
+
+
+class LLGuidanceBackend:
+    name = "llguidance"
+    kinds: frozenset[str] = frozenset({"json_schema", "json_object", "regex", "choices", "ebnf"})
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._tokenizer = llguidance.LLTokenizer(
+            vocabulary.tokenizer_json, n_vocab=vocabulary.width, eos_token=list(vocabulary.eos_ids)
+        )
+        self._limits = llguidance.LLParserLimits(**LIMITS)
+
+    def compile(self, constraint: Constraint) -> LLGuidanceGrammar:
+        """Takes milliseconds, within llguidance's own limits on time and memory."""
+        source = _SOURCES[constraint.kind](constraint.source)
+        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise grammar_error(matcher.get_error(), constraint.kind)
+        grammar = LLGuidanceGrammar(matcher, self.vocabulary, constraint)
+        grammar.matcher().fill(np.zeros(self.vocabulary.words, np.int32))  # an empty language shows in the first mask
+        return grammar
+
+
+class LLGuidanceGrammar:
+    """A compiled grammar: a matcher at the start, to be copied."""
+
+    def __init__(self, root: Any, vocabulary: Vocabulary, constraint: Constraint) -> None:
+        self._root = root
+        self._vocabulary = vocabulary
+        self.kind = constraint.kind
+        self.nbytes = 64 * 1024 + 50 * len(constraint.source)
+
+    def matcher(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._root.deep_copy(), self._vocabulary, self.kind)
+
+
+class LLGuidanceMatcher:
+    """One place in the grammar. ``accept`` takes 1 us a token, ``fill`` 5 to 500 us, ``clone`` 1 us."""
+
+    __slots__ = ("_ended", "_kind", "_ll", "_vocabulary")
+
+    def __init__(self, ll: Any, vocabulary: Vocabulary, kind: str, ended: bool = False) -> None:
+        self._ll = ll
+        self._vocabulary = vocabulary
+        self._kind = kind
+        self._ended = ended
+
+    @property
+    def accepting(self) -> bool:
+        return bool(self._ll.is_accepting())
+
+    @property
+    def terminated(self) -> bool:
+        return self._ended or bool(self._ll.is_stopped())
+
+    def fill(self, row: MaskRow) -> None:
+        assert row.shape == (self._vocabulary.words,) and row.flags["C_CONTIGUOUS"]
+        self._ll.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self.finish_row(row)
+
+    def finish_row(self, row: MaskRow) -> None:
+        """Put a row that llguidance wrote right: EOS only where the text may end, and never nothing at all."""
+        if self._ll.is_error() and "NoExtension" not in self._ll.get_error():
+            raise grammar_error(self._ll.get_error(), self._kind)
+        if self._ended:
+            row.fill(0)
+        (allow if self.accepting else forbid)(row, self._vocabulary.eos_ids)
+        if not self._can_go_on(row):
+            raise GrammarError(
+                "nothing the model's tokens can spell satisfies the constraint",
+                kind="unsatisfiable",
+                param=self._kind,
+            )
+
+    def _can_go_on(self, row: MaskRow) -> bool:
+        """Some token is allowed. A single one is tried: llguidance tokenises forced bytes, and a tokenizer without
+        a token for one of them drops it."""
+        words = np.flatnonzero(row)
+        if len(words) != 1:
+            return len(words) > 1
+        bits = int(row.view(np.uint32)[words[0]])
+        token = int(words[0]) * 32 + bits.bit_length() - 1
+        return bits.bit_count() > 1 or token in self._vocabulary.eos_ids or self._accepts([token])
+
+    def accept(self, ids: Sequence[int]) -> bool:
+        body, end = (ids[:-1], True) if ids and ids[-1] in self._vocabulary.eos_ids else (ids, False)
+        if not self._accepts(body):
+            return False
+        self._ll.consume_tokens(list(body))
+        if end and not self.accepting:
+            self._ll.rollback(len(body))
+            return False
+        self._ended = end
+        return True
+
+    def _accepts(self, ids: Sequence[int]) -> bool:
+        width, eos = self._vocabulary.width, self._vocabulary.eos_ids
+        if self._ended or not all(0 <= id < width and id not in eos for id in ids):
+            return not ids and not self._ended
+        return bool(self._ll.validate_tokens(list(ids)) == len(ids))
+
+    def rollback(self, n: int) -> None:
+        if n and self._ended:
+            self._ended = False
+            n -= 1
+        if n:
+            fine = self._ll.rollback(n)
+            assert fine, f"rollback of {n} tokens: {self._ll.get_error()}"
+
+    def forced(self) -> list[int]:
+        return [] if self.terminated else list(self._ll.compute_ff_tokens())
+
+    def clone(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._ll.deep_copy(), self._vocabulary, self._kind, self._ended)
+
+
+def fill_rows(matchers: Sequence[tuple[int, LLGuidanceMatcher]], mask: MaskBatch) -> dict[int, GrammarError]:
+    """Fill row ``i`` of ``mask`` for each (i, matcher), on threads and without the GIL; other rows are untouched.
+
+    Returns the rows that failed with their errors; what is in those rows means nothing.
+    """
+    assert mask.dtype == np.int32 and mask.ndim == 2 and mask.flags["C_CONTIGUOUS"]
+    work = [(matcher._ll, row) for row, matcher in matchers]
+    _executor().unsafe_compute_mask_ptr(work, mask.ctypes.data, mask.shape[1] * 4, mask.shape[0])
+    failed = {}
+    for row, matcher in matchers:
+        try:
+            matcher.finish_row(mask[row])
+        except GrammarError as error:
+            failed[row] = error
+    return failed
+
+
+def allow(row: MaskRow, ids: Sequence[int]) -> None:
+    """Set the bits of ``ids``."""
+    bits = row.view(np.uint32)
+    for id in ids:
+        bits[id // 32] |= np.uint32(1 << id % 32)
+
+
+def forbid(row: MaskRow, ids: Sequence[int]) -> None:
+    """Clear the bits of ``ids``."""
+    bits = row.view(np.uint32)
+    for id in ids:
+        bits[id // 32] &= np.uint32(~(1 << id % 32) & 0xFFFFFFFF)
+
+
+@cache
+def _executor() -> Any:
+    return llguidance.LLExecutor()
+
+
+# ------------------------------------------------------------------------------------------------ grammars as text
+
+
+def _json_schema(source: str) -> str:
+    return str(llguidance.LLMatcher.grammar_from_json_schema(source, overrides=JSON_OPTIONS))
+
+
+def _json_object(source: str) -> str:
+    return _json_schema('{"type": "object"}')
+
+
+def _regex(source: str) -> str:
+    return str(llguidance.LLMatcher.grammar_from_regex(source))
+
+
+def _choices(source: str) -> str:
+    literals = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(source))
+    return str(llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(literals)))
+
+
+def _ebnf(source: str) -> str:
+    """Lark, or GBNF, known by its ``::=``."""
+    if not re.search(r"^\s*[\w-]+\s*::=", source, re.MULTILINE):
+        return str(llguidance.LLMatcher.grammar_from_lark(source))
+    try:
+        return str(llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(source)))
+    except GbnfToLarkError as error:
+        raise GrammarError(f"GBNF: {error}", param="ebnf") from None
+    except RecursionError:
+        raise GrammarError("GBNF: nested too deeply", kind="limit", param="ebnf") from None
+
+
+_SOURCES: dict[ConstraintKind, Callable[[str], str]] = {
+    "json_schema": _json_schema,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choices": _choices,
+    "ebnf": _ebnf,
+}
+
+# -------------------------------------------------------------------------------------------------------- messages
+
+_KINDS = (
+    ("limit", re.compile("too (complex|big|large|many|deep)|limit|fuel|exceed", re.IGNORECASE)),
+    ("unsatisfiable", re.compile("unsatisfiable", re.IGNORECASE)),
+    ("unsupported", re.compile("not supported|unsupported|unimplemented|unknown format|not disjoint", re.IGNORECASE)),
+)
+
+
+def grammar_error(text: str, param: str) -> GrammarError:
+    """llguidance's message as one line, sorted into our kinds, with the position of a fault in a regex."""
+    kind = next((kind for kind, pattern in _KINDS if pattern.search(text)), "malformed")
+    caret = re.search(r"^    ([^\n]*)\n    ( *)\^", text, re.MULTILINE)
+    parsed = re.search(r"error: ([^\n]*)", text)
+    message = parsed.group(1) if parsed and caret else text.split("\n", 1)[0]
+    message = re.sub(r"\s+", " ", message).strip()[:300]
+    pointer = str(len(caret.group(2))) if caret and param == "regex" else None
+    where = f" at position {pointer}" if pointer else ""
+    return GrammarError(f"{param}: {message}{where}", kind=kind, param=param, pointer=pointer)
