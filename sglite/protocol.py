@@ -219,6 +219,7 @@ class Usage:
     cached_tokens: int = 0
     completion_tokens: int = 0
     forced_tokens: int = 0
+    rollbacks: int = 0
     queue_time: float = 0.0
     prefill_time: float = 0.0
     decode_time: float = 0.0

@@ -14,6 +14,7 @@ from itertools import takewhile
 
 from sglite.errors import InvalidRequestError
 from sglite.protocol import CandidateScore, Chunk, Finish, TokenLogprob, Usage
+from sglite.runtime.grammar.base import Matcher
 from sglite.runtime.sampler import Choice, SampleRow
 from sglite.runtime.sequence import Sequence as TokenSequence
 from sglite.runtime.tracks import Clock, Job
@@ -78,7 +79,7 @@ class CandidateTrack:
         self.job = job
         self.sequence = sequence
         self.clock = Clock(job.submitted)
-        self.matcher = None
+        self.matcher: Matcher | None = None
         self._group = group
         self._root_length = len(group.trie.root)
         self._done = False

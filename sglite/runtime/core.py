@@ -10,9 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,10 @@ class EngineCore:
     def busy(self) -> bool:
         return bool(self._tracks)
 
+    def stats(self) -> dict[str, Any]:
+        """Counters for people and metrics: the scheduler's, and seconds by part of the loop."""
+        return {**asdict(self.scheduler.stats), **{f"time_{k}": v for k, v in asdict(self.times).items()}}
+
     # ---- requests ----------------------------------------------------------------------------------------------
 
     def submit(self, job: Job, tracks: Sequence[Track]) -> None:
@@ -80,11 +84,10 @@ class EngineCore:
         job.tracks.extend(tracks)
         if job.request.deadline is not None:
             self._deadlines[job] = job.submitted + job.request.deadline
+        for track in tracks:
+            self._tracks[track.sequence] = track
         try:
-            for track in tracks:
-                self._tracks[track.sequence] = track
-                if not track.finished:
-                    self.scheduler.submit(track.sequence)
+            self.scheduler.submit(*[track.sequence for track in tracks if not track.finished])
         except SgliteError as error:
             self.fail(job, error)
             return
@@ -127,7 +130,7 @@ class EngineCore:
         if not plan.rows:
             self._publish()
             return False
-        rows = [(row, self._tracks[self.scheduler.sequence_in(row.slot)]) for row in plan.rows]
+        rows = [(row, self._track_in(row.slot)) for row in plan.rows]
         self._mark_planned(rows, started)
         planned = self._clock()
         flight = self._runner.start(plan.rows)
@@ -143,6 +146,11 @@ class EngineCore:
             self._publish()
         self._account(started, planned, computed, sampled)
         return True
+
+    def _track_in(self, slot: int) -> Track:
+        sequence = self.scheduler.sequence(slot)
+        assert sequence is not None, "a plan names only slots in use"
+        return self._tracks[sequence]
 
     def _mark_planned(self, rows: Iterable[tuple[Row, Track]], now: float) -> None:
         for _, track in rows:
@@ -210,8 +218,14 @@ class EngineCore:
             for end, choice in zip(samplers, choices, strict=True):
                 self._contain(end.track, partial(self._take, end.track, choice))
         for end in ends:
-            if end.track.finished:
-                self.scheduler.release(end.track.sequence)
+            self._after(end.track)
+
+    def _after(self, track: Track) -> None:
+        """A finished sequence leaves at once, before its text is published; one that took tokens back goes back too."""
+        if track.finished:
+            self.scheduler.release(track.sequence)
+        elif self._alive(track) and not track.sequence.remaining > 0:
+            self.scheduler.rewind(track.sequence)
 
     def _take(self, track: Track, choice: Choice | BadLogitsError) -> None:
         if isinstance(choice, BadLogitsError):

@@ -110,7 +110,7 @@ class GenerateTrack:
         self.job = job
         self.sequence = sequence
         self.clock = Clock(job.submitted)
-        self.matcher: Matcher | None = None if job.grammar is None else job.grammar.matcher()
+        self.matcher: Matcher | None = None if job.grammar is None else job.grammar.matcher(job.max_new_tokens)
         self._stream = stream
         self._rules = rules
         self._sampling = job.request.sampling
@@ -120,6 +120,7 @@ class GenerateTrack:
         self._fresh: list[tuple[int, TokenLogprob | None]] = []
         self._finish: Finish | None = None
         self._forced = 0
+        self._retreats = 0
         self._unlisted = 0  # sampled tokens that end the output and are not part of it
         ends = set(self._sampling.stop_token_ids)
         self._end_ids = ends if self._sampling.ignore_eos else ends | rules.eos_ids
@@ -156,7 +157,8 @@ class GenerateTrack:
     def take(self, choice: Choice) -> None:
         if choice.id in self._end_ids or (self.matcher is not None and choice.id in self._rules.eos_ids):
             self._unlisted = 1
-            self._finish = Finish("stop", matched=choice.id)
+            short = self.matcher is not None and self.matcher.shortened
+            self._finish = Finish("length") if short else Finish("stop", matched=choice.id)
             return
         self._append(choice.id, self._named(choice) if choice.logprob is not None else None)
         if self.matcher is not None and not self.matcher.accept((choice.id,)):
@@ -179,13 +181,23 @@ class GenerateTrack:
         return self.job.max_new_tokens - self.sequence.output_length
 
     def _settle(self) -> None:
-        """After tokens were added: take what the grammar forces, and end where nothing more may follow."""
-        if self.matcher is not None:
+        """After tokens were added: take back what breaks the grammar, take what it forces, end where it ends."""
+        if self.matcher is not None and not self._retreat(self.matcher):
             self._jump(self.matcher)
             if self.matcher.terminated:
-                self._finish = Finish("stop", matched=min(self._rules.eos_ids, default=None))
+                self._finish = self._end_of_grammar(self.matcher)
         if self._finish is None and self.sequence.output_length and self._budget == 0:
             self._finish = Finish("length")
+
+    def _retreat(self, matcher: Matcher) -> bool:
+        n = matcher.retreat()
+        if n:
+            for token, _ in self._fresh[-n:]:
+                self._counts[token] -= 1
+            del self._fresh[-n:]
+            del self.sequence.tokens[-n:]
+            self._retreats += 1
+        return n > 0
 
     def _jump(self, matcher: Matcher) -> None:
         if not self._rules.jump_forward or self._logprobs is not None:
@@ -195,6 +207,10 @@ class GenerateTrack:
             self._forced += len(forced)
             for token in forced:
                 self._append(token, None)
+            self._retreat(matcher)
+
+    def _end_of_grammar(self, matcher: Matcher) -> Finish:
+        return Finish("length") if matcher.shortened else Finish("stop", matched=min(self._rules.eos_ids, default=None))
 
     def _append(self, token: int, logprob: TokenLogprob | None) -> None:
         self.sequence.tokens.append(token)
@@ -202,17 +218,24 @@ class GenerateTrack:
         self._fresh.append((token, logprob))
 
     def _emit_fresh(self) -> Emission:
+        """Text of the settled tokens; the rest may still be taken back."""
         parts = []
-        for token, logprob in self._fresh:
+        for token, logprob in self._settled():
             parts.append(self._stream.push(token, logprob))
             if parts[-1].stopped is not None:
                 self._finish = Finish("stop", matched=parts[-1].stopped)
-                break
-        else:
-            if self._finish is not None:
-                parts.append(self._stream.close())
-        self._fresh.clear()
+                return _join(parts)
+        if self._finish is not None:
+            parts.append(self._stream.close())
         return _join(parts)
+
+    def _settled(self) -> list[tuple[int, TokenLogprob | None]]:
+        open_tokens = 0
+        if self.matcher is not None and self._finish is None:
+            open_tokens = self.sequence.output_length - self.matcher.settled
+        settled = self._fresh[: len(self._fresh) - open_tokens]
+        del self._fresh[: len(settled)]
+        return settled
 
     def _chunk(self, emission: Emission, finish: Finish | None = None, usage: Usage | None = None) -> Chunk:
         return Chunk(
@@ -240,6 +263,7 @@ class GenerateTrack:
             cached_tokens=min(self.sequence.cached, self.sequence.prompt_length),
             completion_tokens=self.sequence.output_length + self._unlisted,
             forced_tokens=self._forced,
+            rollbacks=self._retreats,
             queue_time=queue,
             prefill_time=prefill,
             decode_time=decode,
@@ -254,11 +278,13 @@ class GenerateTrack:
 
 
 def _join(parts: Sequence[Emission]) -> Emission:
+    if not parts:
+        return Emission()
     if len(parts) == 1:
         return parts[0]
     return Emission(
         text="".join(p.text for p in parts),
         ids=tuple(i for p in parts for i in p.ids),
         logprobs=tuple(entry for p in parts for entry in p.logprobs),
-        uncovered=parts[-1].uncovered if parts else 0,
+        uncovered=parts[-1].uncovered,
     )

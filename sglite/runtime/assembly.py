@@ -1,0 +1,152 @@
+"""Putting an engine together: the one place that knows every part and in which order they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from sglite.errors import ConfigError
+from sglite.kernels import get_ops
+from sglite.protocol import Capabilities, ModelInfo, SamplingParams
+from sglite.runtime.config import EngineConfig
+from sglite.runtime.core import EngineCore
+from sglite.runtime.grammar.cache import GrammarCache
+from sglite.runtime.grammar.llguidance_backend import LLGuidanceBackend
+from sglite.runtime.grammar.vocabulary import Vocabulary
+from sglite.runtime.hub import resolve_model
+from sglite.runtime.intake import Intake, Limits
+from sglite.runtime.loading import load_config, load_tokenizer, open_weights
+from sglite.runtime.model import Model
+from sglite.runtime.model.decoder import Decoder
+from sglite.runtime.pages import PageBook
+from sglite.runtime.radix import PrefixCache
+from sglite.runtime.runner import Runner
+from sglite.runtime.scheduler import Scheduler
+from sglite.runtime.tracks import Rules
+
+if TYPE_CHECKING:
+    from sglite.runtime.grammar.base import GrammarBackend
+    from sglite.runtime.tokenizer import Tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_CPU_KV_TOKENS = 65_536
+_GPU_MEMORY_SHARE = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an Engine runs: ``core`` belongs to its thread, the rest is shared and immutable or thread-safe."""
+
+    config: EngineConfig
+    info: ModelInfo
+    core: EngineCore
+    intake: Intake
+    grammars: GrammarCache
+    close: Callable[[], None]
+
+
+def build(config: EngineConfig) -> Parts:
+    """Load the configured model. Raises ConfigError, NotFoundError or ModelLoadError with the way out."""
+    resolved = config.resolve(cuda=torch.cuda.is_available())
+    source = resolve_model(resolved.model)
+    model_config = load_config(source)
+    context = _context_length(resolved.context_length, model_config.context_length)
+    model_config = replace(model_config, context_length=context)
+    tokenizer = load_tokenizer(source, model_config)
+    device = torch.device(resolved.device)
+    if resolved.device == "cpu":
+        torch.set_num_threads(resolved.threads)
+    ops = get_ops(resolved.kernels, device, DTYPES[resolved.dtype], resolved.weights)  # type: ignore[arg-type]
+    model = Decoder(model_config, open_weights(source), ops)
+    return assemble(replace(resolved, context_length=context), model, tokenizer, device)
+
+
+def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, device: torch.device) -> Parts:
+    """An engine's parts around any model and tokenizer; ``config`` is resolved and has its ``context_length``."""
+    config = replace(config, kv_tokens=_kv_tokens(config, model, device))
+    pages = config.kv_tokens // config.page_size
+    book = PageBook(pages)
+    scheduler = Scheduler(
+        book,
+        PrefixCache(book, config.page_size) if config.prefix_cache else None,
+        policy=config.policy,
+        page_size=config.page_size,
+        max_running=config.max_running,
+        max_queue=config.max_queue,
+        max_step_tokens=config.max_step_tokens,
+    )
+    runner = Runner(
+        model,
+        device=device,
+        pages=pages,
+        page_size=config.page_size,
+        slots=config.max_running,
+        context_length=config.context_length,
+        overlap=config.overlap,
+    )
+    rules = Rules(frozenset(tokenizer.eos_ids), config.jump_forward, config.seed, tokenizer.token_text)
+    backend = _grammar_backend(config, model, tokenizer)
+    grammars = GrammarCache(backend)
+
+    def close() -> None:
+        runner.close()
+        grammars.close()
+
+    limits = Limits(config.context_length, model.vocab_size)
+    core = EngineCore(scheduler, runner)
+    info = _info(config, model, tokenizer, backend.kinds)
+    return Parts(config, info, core, Intake(tokenizer, limits, rules), grammars, close)
+
+
+def _context_length(asked: int, supported: int) -> int:
+    if asked > supported:
+        raise ConfigError(f"context_length={asked}, but the model supports at most {supported}")
+    return asked or supported
+
+
+def _kv_tokens(config: EngineConfig, model: Model, device: torch.device) -> int:
+    """The pool's size in tokens: what was asked for, or what fits; a multiple of the page size."""
+    if config.kv_tokens:
+        asked = config.kv_tokens // config.page_size * config.page_size
+        if not asked:
+            raise ConfigError(f"kv_tokens={config.kv_tokens} is less than one page of {config.page_size}")
+        return asked
+    if device.type != "cuda":
+        return _CPU_KV_TOKENS // config.page_size * config.page_size
+    free, _ = torch.cuda.mem_get_info(device)
+    shape = model.kv_shape(1, config.page_size)
+    page_bytes = 2 * shape.layers * shape.page_size * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
+    return int(free * _GPU_MEMORY_SHARE) // page_bytes * config.page_size
+
+
+def _grammar_backend(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> GrammarBackend:
+    if config.grammar != "llguidance":
+        raise ConfigError(f"grammar={config.grammar} is not available in this build; use grammar=llguidance")
+    return LLGuidanceBackend(Vocabulary(tokenizer.to_json(), model.vocab_size, tuple(tokenizer.eos_ids)))
+
+
+def _info(config: EngineConfig, model: Model, tokenizer: Tokenizer, kinds: frozenset[str]) -> ModelInfo:
+    honoured = {f for f in SamplingParams.__dataclass_fields__ if f != "stop_regex"}
+    return ModelInfo(
+        name=config.model,
+        context_length=config.context_length,
+        vocab_size=model.vocab_size,
+        chat_template=tokenizer.chat_template,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+        eos_token_ids=tuple(tokenizer.eos_ids),
+        special_tokens=tuple(tokenizer.special_tokens),
+        capabilities=Capabilities(
+            constraints=kinds,
+            candidates=True,
+            logprobs=True,
+            prompt_logprobs=True,
+            token_prompts=True,
+            sampling=frozenset(honoured),
+        ),
+        details={name: getattr(config, name) for name in EngineConfig.__dataclass_fields__},
+    )

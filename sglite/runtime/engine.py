@@ -1,0 +1,232 @@
+"""The in-process engine: a Backend whose step loop runs on a thread of its own.
+
+Callers, on any event loop, tokenise and compile on their side of the door; commands reach the engine thread through
+its inbox, answers come back through an Outbox. The thread is never blocked by a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sglite.errors import RequestError, SgliteError, UnavailableError
+from sglite.protocol import Chunk, GenerateRequest, ModelInfo, Text
+from sglite.runtime.config import config_from
+from sglite.runtime.core import EngineCore
+from sglite.runtime.stream import Outbox, Stream
+
+if TYPE_CHECKING:
+    from sglite.runtime.assembly import Parts
+    from sglite.runtime.config import EngineConfig
+    from sglite.runtime.grammar.base import Grammar
+    from sglite.runtime.tracks import Job
+
+log = logging.getLogger("sglite.engine")
+
+T = TypeVar("T")
+Command = Callable[[], None]
+
+_LONG_TEXT = 20_000
+"""Characters from which on encoding a prompt is given to a thread, so that the caller's loop goes on."""
+
+
+class EngineThread:
+    """Runs commands and steps until it is told to stop; everything behind the inbox belongs to it alone."""
+
+    def __init__(self, core: EngineCore, close: Callable[[], None]) -> None:
+        self.outbox = Outbox(self._orphaned)
+        self._core = core
+        self._close = close
+        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="sglite-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def send(self, command: Command) -> None:
+        """Have the engine thread run it before its next step. Raises UnavailableError after ``stop``."""
+        if self._closed:
+            raise UnavailableError("the engine is closed")
+        self._inbox.put(command)
+
+    def ask(self, question: Callable[[], T]) -> Future[T]:
+        """Like ``send``, with an answer."""
+        future: Future[T] = Future()
+        self.send(partial(_answer, future, question))
+        return future
+
+    def stop(self) -> None:
+        """End every request with UnavailableError, and the thread. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._drain():
+                self._step()
+                self.outbox.flush()
+        finally:
+            self._closed = True
+            self._core.fail_all(UnavailableError("the engine is closed"))
+            self.outbox.flush()
+            self._close()
+
+    def _drain(self) -> bool:
+        """Run the waiting commands; with nothing to compute, sleep until there is one. False: stop."""
+        block = not self._core.busy
+        while True:
+            try:
+                command = self._inbox.get(block=block)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            self._contained(command)
+            block = False
+
+    def _step(self) -> None:
+        """A step that raises is our own mistake: every request in it gets an error, the engine goes on."""
+        try:
+            self._core.step()
+        except Exception as error:
+            log.exception("a step failed")
+            self._core.fail_all(RequestError(f"the engine failed in a step: {error}"))
+
+    def _contained(self, command: Command) -> None:
+        try:
+            command()
+        except Exception:
+            log.exception("a command of the engine failed")
+
+    def _orphaned(self, stream: Stream) -> None:
+        if stream.job is not None:
+            self._core.abort(stream.job)
+
+
+def _answer(future: Future[T], question: Callable[[], T]) -> None:
+    try:
+        future.set_result(question())
+    except Exception as error:
+        future.set_exception(error)
+
+
+class Engine:
+    """A model, ready to generate, in this process. It is a Backend, and a context manager that closes itself.
+
+    ``Engine(model="smollm2-135m", **options)`` takes the fields of EngineConfig as keywords; an unknown one raises
+    ConfigError. A model that cannot be found or loaded raises NotFoundError or ModelLoadError.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        from sglite.runtime.assembly import build
+
+        if model is not None:
+            options["model"] = model
+        self._start(build(config_from(options)))
+
+    @classmethod
+    def of(cls, parts: Parts) -> Engine:
+        """An engine over parts made elsewhere: a scripted model, a faulty one."""
+        engine = cls.__new__(cls)
+        engine._start(parts)
+        return engine
+
+    def _start(self, parts: Parts) -> None:
+        self._parts = parts
+        self._core = parts.core
+        self._thread = EngineThread(parts.core, parts.close)
+        self._finalizer = weakref.finalize(self, self._thread.stop)
+
+    @property
+    def config(self) -> EngineConfig:
+        """The resolved options: no "auto" in it."""
+        return self._parts.config
+
+    # ---- the Backend verb --------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """See ``protocol.Backend.generate``. Closing the iterator aborts the request within a step."""
+        stream = Stream(self._thread.outbox, asyncio.get_running_loop())
+        job = await self._admit(request, stream)
+        stream.job = job
+        self._thread.send(partial(self._submit, job))
+        open_samples = 1 if request.candidates else request.sampling.n
+        try:
+            while open_samples:
+                chunk = await stream.next()
+                open_samples -= chunk.finish is not None
+                yield chunk
+        finally:
+            if open_samples and self._thread.alive:
+                self._abort(job)
+
+    async def info(self) -> ModelInfo:
+        return self._parts.info
+
+    async def flush_cache(self) -> None:
+        """Forget every prefix no running request is using."""
+        await asyncio.wrap_future(self._thread.ask(self._core.scheduler.flush))
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.close)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters of the engine, taken between two steps."""
+        return await asyncio.wrap_future(self._thread.ask(self._core.stats))
+
+    def close(self) -> None:
+        """End running requests with UnavailableError and free the model. Safe to call twice."""
+        self._finalizer()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- the caller's side of the door -------------------------------------------------------------------------
+
+    async def _admit(self, request: GenerateRequest, stream: Stream) -> Job:
+        now = time.perf_counter()
+        grammar = await self._compile(request)
+        make_job = partial(self._parts.intake.job, request, stream, now, grammar)
+        if sum(len(s.value) for s in request.prompt if isinstance(s, Text)) > _LONG_TEXT:
+            return await asyncio.to_thread(make_job)
+        return make_job()
+
+    async def _compile(self, request: GenerateRequest) -> Grammar | None:
+        if request.constraint is None:
+            return None
+        return await asyncio.wrap_future(self._parts.grammars.compile_async(request.constraint))
+
+    # ---- on the engine thread ----------------------------------------------------------------------------------
+
+    def _submit(self, job: Job) -> None:
+        try:
+            self._core.submit(job, self._parts.intake.tracks(job))
+        except SgliteError as error:
+            job.sink.fail(error)
+
+    def _abort(self, job: Job) -> None:
+        with suppress(UnavailableError):  # closed in the meantime: the request has ended with it
+            self._thread.send(partial(self._core.abort, job))
