@@ -25,4 +25,8 @@ def get_ops(
         from sglite.kernels.reference import ReferenceOps
 
         return ReferenceOps(device, dtype)
+    if kernels == "cpu":
+        from sglite.kernels.cpu import CpuOps
+
+        return CpuOps(device, dtype, weights)
     raise ConfigError(f"kernels={kernels} is not available in this build; use kernels=reference")

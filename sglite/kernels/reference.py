@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -80,6 +81,16 @@ def attend_row(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     return torch.einsum("hnl,lhd->nhd", scores.softmax(dim=-1), values).to(q.dtype)
 
 
+def attend_rows(q: Tensor, kv: PagedKV, layer: int, batch: ForwardBatch, spec: AttentionSpec) -> Tensor:
+    """Attention of the whole batch, row by row: [T, H, D]."""
+    keys, values = kv.layer(layer)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for row, (start, stop) in enumerate(pairwise(batch.indptr_host)):
+        slots = row_slots(batch, row)
+        out[start:stop] = attend_row(q[start:stop], keys[slots], values[slots], spec)
+    return out
+
+
 class ReferenceOps:
     """The oracle; implements :class:`sglite.kernels.ops.Ops` with dense weights."""
 
@@ -116,12 +127,7 @@ class ReferenceOps:
 
     def attend(self, q: Tensor, kv: KVPool, layer: int, batch: ForwardBatch, spec: AttentionSpec, plan: Any) -> Tensor:
         assert isinstance(kv, PagedKV)
-        keys, values = kv.layer(layer)
-        out = torch.empty_like(q)
-        for row, (start, stop) in enumerate(zip(batch.indptr_host, batch.indptr_host[1:], strict=False)):
-            slots = row_slots(batch, row)
-            out[start:stop] = attend_row(q[start:stop], keys[slots], values[slots], spec)
-        return out
+        return attend_rows(q, kv, layer, batch, spec)
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:
         return table[ids]
