@@ -1,0 +1,24 @@
+"""The REST server: an adapter over any Backend. It holds no model logic."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+import sglite
+from sglite.protocol import Backend
+from sglite.runtime.server import chat, completions, failures, native, status, wire
+from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.server.context import Context
+from sglite.runtime.server.door import Door
+
+
+def create_app(backend: Backend, config: ServerConfig | None = None) -> FastAPI:
+    """An ASGI app that serves ``backend``. The backend stays the caller's to close."""
+    config = config or ServerConfig()
+    app = FastAPI(title="sglite", version=sglite.__version__, docs_url=None, redoc_url=None)
+    app.state.context = Context(backend, config)
+    failures.install(app)
+    app.add_middleware(Door, config=config)
+    for part in (native, completions, chat, status, wire):
+        app.include_router(part.router)
+    return app

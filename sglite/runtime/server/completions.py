@@ -1,0 +1,129 @@
+"""``/v1/completions``. Prompts are raw: special tokens spelled in a text prompt count, so that clients may render chat
+templates themselves; use ``/v1/chat/completions`` for text of others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field, model_validator
+from starlette.responses import Response
+
+from sglite.protocol import Chunk, GenerateRequest, LogprobParams, Prompt, TokenLogprob, Tokens, prompt_text
+from sglite.runtime.server import fields as f
+from sglite.runtime.server.context import Context, Ctx, new_id
+from sglite.runtime.server.jsonbody import StrictRoute
+from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, finish_reason, make_request
+from sglite.runtime.server.results import Result, Sample, collect, follow, results_for
+from sglite.runtime.server.shapes import completion_logprobs, openai_usage
+from sglite.runtime.server.streams import DONE, Answer, EventStream, event
+
+DEFAULT_TOKENS = 16
+"""OpenAI's default of max_tokens for this route."""
+
+router = APIRouter(route_class=StrictRoute, tags=["openai"])
+
+
+class Completion(OpenAIBody):
+    prompt: f.Prompts
+    best_of: f.Samples | None = None
+    echo: bool | None = False
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    suffix: f.Unsupported = None
+
+    @model_validator(mode="after")
+    def _supported(self) -> Completion:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise f.bad("best_of other than n is not supported", "unsupported")
+        if self.echo and any(isinstance(segment, Tokens) for prompt in self.prompt for segment in prompt):
+            raise f.bad("echo is not supported for prompts of token ids", "unsupported")
+        if self.echo and self.stream and self.logprobs is not None:
+            raise f.bad("echo with logprobs is not supported in a stream", "unsupported")
+        return self
+
+
+class _Call:
+    """A checked body, its requests, and the constant fields of its answers."""
+
+    def __init__(self, body: Completion, context: Context, model: str) -> None:
+        self.body = body
+        self.n = body.n or 1
+        check_bounds(context, len(body.prompt), self.n)
+        self.head = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": model}
+        self.requests = [self._request(context, i, prompt) for i, prompt in enumerate(body.prompt)]
+
+    def _request(self, context: Context, i: int, prompt: Prompt) -> GenerateRequest:
+        return make_request(
+            self.body,
+            context,
+            id=f"{self.head['id']}-{i}",
+            prompt=prompt,
+            sampling=self.body.sampling(DEFAULT_TOKENS),
+            logprobs=self._logprobs(),
+        )
+
+    def _logprobs(self) -> LogprobParams | None:
+        if self.body.logprobs is None:
+            return None
+        return LogprobParams(output=True, prompt_start=0 if self.body.echo else None, top=self.body.logprobs)
+
+    def choice(self, i: int, result: Result, index: int) -> dict[str, Any]:
+        sample = result.samples[index]
+        entries = (*result.prompt_logprobs, *sample.logprobs) if self.body.echo else sample.logprobs
+        return {
+            "index": i * self.n + index,
+            "text": self.echoed(i) + sample.text,
+            "logprobs": self._shown(entries, 0),
+            "finish_reason": finish_reason(sample.finish),
+        }
+
+    def delta(self, i: int, sample: Sample, chunk: Chunk, *, first: bool) -> dict[str, Any] | None:
+        """What a chunk adds to its choice; None where nothing is to be seen."""
+        text = self.echoed(i) + chunk.text if first else chunk.text
+        if not text and not chunk.logprobs and chunk.finish is None:
+            return None
+        return {
+            "index": i * self.n + chunk.index,
+            "text": text,
+            "logprobs": self._shown(chunk.logprobs, len(sample.text) - len(chunk.text)),
+            "finish_reason": finish_reason(chunk.finish),
+        }
+
+    def echoed(self, i: int) -> str:
+        return prompt_text(self.requests[i].prompt) if self.body.echo else ""
+
+    def _shown(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any] | None:
+        return None if self.body.logprobs is None else completion_logprobs(entries, offset)
+
+
+@router.post("/v1/completions")
+async def completions(body: Completion, context: Ctx) -> Response:
+    """Continue one or several prompts."""
+    call = _Call(body, context, await context.check_model(body.model))
+    if body.stream:
+        return EventStream(_events(context, call), context.config.write_timeout)
+    return Answer(_answer(context, call))
+
+
+async def _answer(context: Context, call: _Call) -> dict[str, Any]:
+    results = await collect(context.backend, call.requests)
+    choices = [call.choice(i, result, index) for i, result in enumerate(results) for index in range(call.n)]
+    return {**call.head, "choices": choices, "usage": openai_usage(results)}
+
+
+async def _events(context: Context, call: _Call) -> AsyncGenerator[bytes]:
+    tail = {"usage": None} if call.body.include_usage else {}
+    results = results_for(call.requests)
+    begun: set[tuple[int, int]] = set()
+    async with aclosing(follow(context.backend, call.requests, results)) as steps:
+        async for i, chunk in steps:
+            choice = call.delta(i, results[i].samples[chunk.index], chunk, first=(i, chunk.index) not in begun)
+            if choice is not None:
+                begun.add((i, chunk.index))
+                yield event({**call.head, "choices": [choice], **tail})
+    if call.body.include_usage:
+        yield event({**call.head, "choices": [], "usage": openai_usage(results)})
+    yield DONE

@@ -1,0 +1,40 @@
+"""Every option of the server, written once: the CLI and the docs read this dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglite.errors import ConfigError
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Where to listen and the bounds on what clients may send. Sizes are bytes, times seconds."""
+
+    host: str = _option("127.0.0.1", "address to listen on")
+    port: int = _option(30000, "port to listen on (0: any free one)")
+    served_name: str = _option("", "name of the model in /v1 routes (default: the model's own)")
+    max_body: int = _option(1 << 20, "largest request body")
+    max_headers: int = _option(16 << 10, "largest sum of request headers")
+    max_depth: int = _option(64, "deepest nesting of a JSON body")
+    max_batch: int = _option(64, "most prompts in one request")
+    max_samples: int = _option(256, "most answers of one request: prompts times n")
+    read_timeout: float = _option(30.0, "longest wait for a request's body")
+    write_timeout: float = _option(30.0, "longest wait for a client that does not read its stream")
+    request_timeout: float = _option(600.0, "longest time a request may take")
+    drain_timeout: float = _option(10.0, "time that running requests get to finish at shutdown")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 and 65535, not {self.port}")
+        for name in ("max_body", "max_headers", "max_depth", "max_batch", "max_samples"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("read_timeout", "write_timeout", "request_timeout"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")

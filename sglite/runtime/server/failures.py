@@ -1,0 +1,137 @@
+"""The one error body, and the one table from exceptions to statuses.
+
+Every refusal of every route, the router's own 404 and 405 included, is
+``{"error": {"message", "type", "param", "code"}}``; a failure in mid-stream is an event with the same body.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from sglite import errors
+
+log = logging.getLogger("sglite.server")
+
+_STATUS: tuple[tuple[type[errors.SgliteError], int, str], ...] = (
+    (errors.InvalidRequestError, 400, "invalid_request_error"),
+    (errors.NotFoundError, 404, "not_found_error"),
+    (errors.OverloadedError, 429, "rate_limit_error"),
+    (errors.UnavailableError, 503, "server_error"),
+    (errors.AbortedError, 409, "aborted_error"),
+    (errors.DeadlineError, 504, "server_error"),
+)
+_RETRY_AFTER = {429: "1", 503: "5"}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A refusal or failure as a client sees it."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return JSONResponse(self.body, self.status, headers=dict(self.headers))
+
+
+class Refusal(HTTPException):
+    """A failure raised where a request is read, before any model is involved."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.status, failure.message)
+        self.failure = failure
+
+
+def describe(error: BaseException) -> Failure:
+    """How a client sees an exception. Only the text of our own typed errors leaves the process."""
+    if isinstance(error, Refusal):
+        return error.failure
+    if isinstance(error, RequestValidationError):
+        return _validation(error)
+    if isinstance(error, HTTPException):
+        return _http(error)
+    for kind, status, name in _STATUS:
+        if isinstance(error, kind):
+            headers = {"retry-after": _RETRY_AFTER[status]} if status in _RETRY_AFTER else {}
+            return Failure(status, str(error), name, _param(error), error.code, headers)
+    if isinstance(error, errors.RequestError):
+        return Failure(500, str(error), "server_error", code=error.code)
+    log.error("unexpected %s", type(error).__name__, exc_info=error)
+    return Failure(500, "internal error; the server's log has the details", "server_error", code="internal_error")
+
+
+def install(app: FastAPI) -> None:
+    """Make ``describe`` the answer to every exception that a route or the router raises."""
+
+    def answer(request: Request, error: Exception) -> Response:
+        return describe(error).response()
+
+    for kind in (errors.SgliteError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, answer)
+
+
+def _param(error: errors.SgliteError) -> str | None:
+    param = getattr(error, "param", None)
+    pointer = getattr(error, "pointer", None)
+    return f"{param or 'constraint'}{pointer}" if pointer and pointer.startswith("/") else param
+
+
+def _http(error: HTTPException) -> Failure:
+    phrase = HTTPStatus(error.status_code).phrase
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    if error.status_code >= 500:
+        kind = "server_error"
+    message = error.detail if error.detail != phrase else phrase.lower()
+    return Failure(
+        error.status_code, message, kind, code=phrase.lower().replace(" ", "_"), headers=dict(error.headers or {})
+    )
+
+
+def _validation(error: RequestValidationError) -> Failure:
+    first = error.errors()[0]
+    kind = first["type"]
+    param = field_path(first["loc"], error.body)
+    if kind == "missing":
+        message = f"{param or 'the request body'} is missing"
+    elif kind == "extra_forbidden":
+        message = f"unknown field {param}"
+    else:
+        text = first["msg"]
+        message = f"{param}: {text[:1].lower()}{text[1:]}" if param else f"the request body: {text}"
+    return Failure(400, message, param=param, code=kind if kind in ("unsupported", "missing") else "invalid_request")
+
+
+def field_path(location: tuple[str | int, ...], body: Any) -> str | None:
+    """``messages[0].content`` from pydantic's location, without the names of union branches it mixes in."""
+    path, here = "", body
+    parts = [part for part in location if part != "body"] if location[:1] == ("body",) else list(location)
+    for i, part in enumerate(parts):
+        inside = _inside(here, part)
+        if not inside and i < len(parts) - 1:
+            continue
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+        here = here[part] if inside else None
+    return path.lstrip(".") or None
+
+
+def _inside(value: Any, part: str | int) -> bool:
+    if isinstance(value, dict):
+        return part in value
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)

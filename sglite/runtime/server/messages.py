@@ -1,0 +1,111 @@
+"""The messages of /v1/chat/completions, checked field by field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+
+from sglite.runtime.server import fields as f
+
+MAX_MESSAGES = 4096
+
+
+def _content(value: Any) -> str:
+    """Text, given as a string or as a list of text parts."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise f.bad("must be a string or a list of content parts")
+    return "".join(_part(part) for part in value)
+
+
+def _part(part: Any) -> str:
+    if not isinstance(part, dict):
+        raise f.bad("content parts must be objects")
+    kind = part.get("type")
+    if kind != "text":
+        raise f.bad(f"content parts of type {kind!r:.40} are not supported: this model reads text", "unsupported")
+    if not isinstance(part.get("text"), str) or part.keys() - {"type", "text"}:
+        raise f.bad("a text part must hold just a string named text")
+    return str(part["text"])
+
+
+Content = Annotated[
+    str,
+    PlainValidator(_content),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                        "required": ["type", "text"],
+                        "additionalProperties": False,
+                    },
+                },
+            ]
+        }
+    ),
+]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
+
+
+class SystemMessage(f.Body):
+    role: Literal["system", "developer"]
+    content: Content
+    name: Name | None = None
+
+
+class UserMessage(f.Body):
+    role: Literal["user"]
+    content: Content
+    name: Name | None = None
+
+
+class FunctionCall(f.Body):
+    name: Name
+    arguments: str
+
+
+class ToolCall(f.Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class AssistantMessage(f.Body):
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: Name | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: f.Unsupported = None
+    audio: f.Unsupported = None
+    function_call: f.Unsupported = None
+
+
+class ToolMessage(f.Body):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    name: Name | None = None
+
+
+Message = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage,
+    Field(discriminator="role"),
+]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+
+
+def for_template(message: Message) -> dict[str, Any]:
+    """As chat templates expect it: absent fields absent, and a developer is the system."""
+    plain = message.model_dump(exclude_none=True)
+    if plain["role"] == "developer":
+        plain["role"] = "system"
+    plain.setdefault("content", None)
+    return plain

@@ -1,0 +1,72 @@
+"""Running the app with uvicorn: one listening socket, one clear line when it cannot be had, a clean end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from sglite.errors import ConfigError
+from sglite.protocol import Backend
+from sglite.runtime.server.app import create_app
+from sglite.runtime.server.config import ServerConfig
+
+
+def serve(backend: Backend, config: ServerConfig, ready: Callable[[str], None] = lambda url: None) -> None:
+    """Serve until SIGINT or SIGTERM. ``ready`` is called with the URL once connections are accepted.
+
+    Raises ConfigError when the address cannot be listened on.
+    """
+    listener = listen(config)
+    server = _Server(backend, config, lambda: ready(url_of(listener)))
+    try:
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The listening socket. Raises ConfigError that names the address and the way out."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {reason.lower()}; choose another --port (0: any free one)"
+        ) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which tells when it accepts connections."""
+
+    def __init__(self, backend: Backend, config: ServerConfig, ready: Callable[[], None]) -> None:
+        self._ready = ready
+        super().__init__(
+            uvicorn.Config(
+                create_app(backend, config),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                ws="none",
+                h11_max_incomplete_event_size=2 * config.max_headers,
+                timeout_graceful_shutdown=int(config.drain_timeout),
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._ready()

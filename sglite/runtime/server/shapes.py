@@ -1,0 +1,72 @@
+"""Logprobs and usage in the shapes clients expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglite.protocol import TokenLogprob
+from sglite.runtime.server.results import Result
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LOWEST)
+
+
+def _optional(logprob: float | None) -> float | None:
+    return None if logprob is None else finite(logprob)
+
+
+# ----------------------------------------------------------------------------------------------------------- SGLang
+
+
+def native_logprobs(entries: Sequence[TokenLogprob], named: bool) -> list[list[Any]]:
+    """``[logprob, id, text]`` a position."""
+    return [[_optional(e.logprob), e.id, e.text if named else None] for e in entries]
+
+
+def native_top_logprobs(entries: Sequence[TokenLogprob], named: bool) -> list[list[list[Any]] | None]:
+    return [[[finite(lp), i, text if named else None] for i, lp, text in e.top] or None for e in entries]
+
+
+# ----------------------------------------------------------------------------------------------------------- OpenAI
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    return {"content": [_chat_entry(e) for e in entries], "refusal": None}
+
+
+def _chat_entry(entry: TokenLogprob) -> dict[str, Any]:
+    logprob = LOWEST if entry.logprob is None else finite(entry.logprob)
+    top = [{"token": text, "logprob": finite(lp), "bytes": list(text.encode())} for _, lp, text in entry.top]
+    return {"token": entry.text, "logprob": logprob, "bytes": list(entry.text.encode()), "top_logprobs": top}
+
+
+def completion_logprobs(entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    """Columns, as /v1/completions has them; ``offset`` is where the first token's text begins."""
+    offsets = []
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(entry.text)
+    return {
+        "tokens": [e.text for e in entries],
+        "token_logprobs": [_optional(e.logprob) for e in entries],
+        "top_logprobs": [{text: finite(lp) for _, lp, text in e.top} or None for e in entries],
+        "text_offset": offsets,
+    }
+
+
+def openai_usage(results: Sequence[Result]) -> dict[str, Any]:
+    total = [result.usage for result in results]
+    prompt, completion, cached = (
+        sum(getattr(u, name) for u in total) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
+    )
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

@@ -1,0 +1,162 @@
+"""From the backend's chunks to the socket: many requests as one stream, and answers that stop when the client goes.
+
+An answer (a JSON body or a stream of events) does its work while it listens for a disconnect. When the client is
+gone the work is cancelled, which closes the backend's iterators, which aborts the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from sglite.protocol import Backend, Chunk, GenerateRequest
+from sglite.runtime.server.failures import describe, log
+
+DONE = b"data: [DONE]\n\n"
+_BUFFERED = 64
+"""Chunks of a batch that may wait for a slow reader before its requests are held up."""
+
+
+def event(data: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+# ----------------------------------------------------------------------------------------------------------- chunks
+
+
+async def generate_all(backend: Backend, requests: Sequence[GenerateRequest]) -> AsyncGenerator[tuple[int, Chunk]]:
+    """The chunks of all requests as they come, each with its request's position. The first failure ends them all."""
+    if len(requests) == 1:
+        async with closing(backend.generate(requests[0])) as chunks:
+            async for chunk in chunks:
+                yield 0, chunk
+        return
+    queue: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue(_BUFFERED)
+    pumps = [asyncio.create_task(_pump(backend, i, request, queue)) for i, request in enumerate(requests)]
+    watch = asyncio.create_task(_announce_end(pumps, queue))
+    try:
+        while (item := await queue.get()) is not None:
+            yield item
+        for pump in pumps:
+            pump.result()
+    finally:
+        await _cancelled([watch, *pumps])
+
+
+async def _pump(
+    backend: Backend, index: int, request: GenerateRequest, queue: asyncio.Queue[tuple[int, Chunk] | None]
+) -> None:
+    async with closing(backend.generate(request)) as chunks:
+        async for chunk in chunks:
+            await queue.put((index, chunk))
+
+
+async def _announce_end(pumps: list[asyncio.Task[None]], queue: asyncio.Queue[tuple[int, Chunk] | None]) -> None:
+    await asyncio.wait(pumps, return_when=asyncio.FIRST_EXCEPTION)
+    await queue.put(None)
+
+
+@asynccontextmanager
+async def closing(chunks: AsyncIterator[Chunk]) -> AsyncIterator[AsyncIterator[Chunk]]:
+    """Close an iterator that can be closed: that is how a request is aborted."""
+    try:
+        yield chunks
+    finally:
+        close = getattr(chunks, "aclose", None)
+        if close is not None:
+            await close()
+
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+class Answer(Response):
+    """A JSON body that is still to be computed."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.create_task(self._work)
+        if await finished_before_disconnect(task, receive):
+            await JSONResponse(task.result())(scope, receive, send)
+
+
+class EventStream(Response):
+    """Server-sent events that are still to be computed.
+
+    The status is sent with the first event, so what is refused before it has a status of its own; what fails later
+    ends the stream with an error event and without ``[DONE]``.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes], write_timeout: float) -> None:
+        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        del self.headers["content-length"]
+        self._events = events
+        self._write_timeout = write_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.create_task(self._send_all(send))
+        try:
+            if await finished_before_disconnect(task, receive):
+                task.result()
+        except SlowReaderError:
+            log.warning("%s: aborted, the client did not read for %g s", scope["path"], self._write_timeout)
+
+    async def _send_all(self, send: Send) -> None:
+        started = False
+        async with aclosing(self._events) as events:
+            try:
+                async for data in events:
+                    if not started:
+                        started = True
+                        await send(
+                            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+                        )
+                    await self._write(send, data)
+            except Exception as error:
+                if not started or isinstance(error, SlowReaderError):
+                    raise
+                await self._write(send, event(describe(error).body))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError:
+            raise SlowReaderError from None
+
+
+class SlowReaderError(Exception):
+    """The client keeps its connection open and does not read."""
+
+
+async def finished_before_disconnect(task: asyncio.Task[Any], receive: Receive) -> bool:
+    """Wait for ``task``; cancel it and return False when the client leaves first."""
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.done()
+    finally:
+        await _cancelled([gone, task])
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs, wait until it has cleaned up, and drop the failures nobody asked for."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

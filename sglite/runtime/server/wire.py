@@ -1,0 +1,50 @@
+"""The Backend protocol over HTTP, without loss: what ``RuntimeEndpoint`` and other sglite processes speak.
+
+``POST /v1/sglite/generate`` takes a GenerateRequest as ``sglite.codec`` writes it and answers with one event a Chunk
+(not cumulative); a failure in mid-stream is an event with ``error``. Unlike the other routes it lets the caller
+decide what is text and what are special tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body
+from starlette.responses import Response
+
+from sglite.codec import decode, encode
+from sglite.protocol import GenerateRequest
+from sglite.runtime.server.context import Context, Ctx
+from sglite.runtime.server.jsonbody import StrictRoute
+from sglite.runtime.server.openai_fields import check_bounds
+from sglite.runtime.server.streams import DONE, EventStream, event, generate_all
+
+router = APIRouter(route_class=StrictRoute, tags=["sglite"])
+
+
+@router.post("/v1/sglite/generate")
+async def generate(body: Annotated[dict[str, Any], Body()], context: Ctx) -> Response:
+    """Run one GenerateRequest; the answer is always a stream."""
+    request = decode(GenerateRequest, body).validate()
+    check_bounds(context, 1, request.sampling.n)
+    deadline = min(request.deadline or context.config.request_timeout, context.config.request_timeout)
+    return EventStream(_events(context, replace(request, deadline=deadline)), context.config.write_timeout)
+
+
+@router.get("/v1/sglite/info")
+async def info(context: Ctx) -> Any:
+    """The model's description: ModelInfo as ``sglite.codec`` writes it."""
+    return encode(await context.model())
+
+
+async def _events(context: Context, request: GenerateRequest) -> AsyncGenerator[bytes]:
+    async with (
+        context.in_flight(request.namespace, [request.id]),
+        aclosing(generate_all(context.backend, [request])) as chunks,
+    ):
+        async for _, chunk in chunks:
+            yield event(encode(chunk))
+    yield DONE
