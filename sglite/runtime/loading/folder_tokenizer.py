@@ -44,7 +44,7 @@ def _converted(folder: Path) -> tokenizers.Tokenizer:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        return tokenizer.backend_tokenizer
+        return cast(tokenizers.Tokenizer, tokenizer.backend_tokenizer)
     except Exception as error:  # transformers raises many kinds, all of which mean that there is nothing to use
         raise ModelLoadError(
             f"{folder} holds no tokenizer.json, and no other tokenizer that can be used; fetch tokenizer.json too"
@@ -70,4 +70,4 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     if isinstance(found, list):
         named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
         found = named.get("default")
-    return cast(str, found) if isinstance(found, str) else None
+    return found if isinstance(found, str) else None
