@@ -171,36 +171,33 @@ class Scheduler:
             self._leave(sequence, keep)
         sequence.status = Status.FINISHED
 
-    def fail(self, plan: Plan) -> list[Sequence]:
-        """Instead of ``commit``: the step did not happen. Its sequences are released, and returned to be told."""
-        assert plan is self._flight
-        self._flight = None
-        failed = [sequence for row in plan.rows if (sequence := self._slots[row.slot])]
+    def fail(self) -> list[Sequence]:
+        """Instead of ``commit``: the planned step did not happen. Its sequences are released, and returned to be told.
+
+        Without a planned step, do nothing.
+        """
+        plan, self._flight = self._flight, None
+        failed = [sequence for row in plan.rows if (sequence := self._slots[row.slot])] if plan else []
         for sequence in failed:
             self.release(sequence, keep=False)
         return failed
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
-        """Take back all tokens from ``length`` on (rejected drafts), with what was computed for them."""
-        shared = sequence.lease.length if sequence.lease else 0
-        assert max(shared, sequence.prompt_length) <= length
-        del sequence.tokens[length:]
-        sequence.computed = min(sequence.computed, length)
-        sequence.scored = min(sequence.scored, length)
-
     def rewind(self, sequence: Sequence) -> None:
         """Its last tokens were taken back: compute the position that is now the last one again, to sample anew.
 
-        Where that position is already in the tree (after a retraction) the sequence goes back to the queue: it may not
-        write into shared pages.
+        Where that position is already in the tree (the prompt's last, or after a retraction) the sequence goes back to
+        the queue: it may not write into shared pages.
         """
         end = len(sequence.tokens) - 1
+        sequence.computed = min(sequence.computed, end)
         sequence.scored = min(sequence.scored, end)
         if sequence.lease is not None and sequence.lease.length > end:
-            sequence.computed = min(sequence.computed, end)
-            self._retract(sequence)
-        else:
-            sequence.computed = min(sequence.computed, end)
+            self._requeue(sequence)
+
+    def flush(self) -> None:
+        """Forget every cached prefix that no running sequence uses."""
+        if self._cache is not None:
+            self._cache.flush()
 
     # ---------------------------------------------------------------------------------------------------------- a step
 
@@ -338,7 +335,7 @@ class Scheduler:
     def _reserved(self, sequence: Sequence, lease: Lease | None) -> int:
         """Pages that the running sequences and this one are expected to need beyond those they have."""
         cached = lease.length // self._page_size if lease else 0
-        expected = sum([self._expected_pages(other) - len(other.pages) for other in self._running])
+        expected = sum([max(0, self._expected_pages(other) - len(other.pages)) for other in self._running])
         return self._expected_pages(sequence) - cached + expected
 
     def _expected_pages(self, sequence: Sequence) -> int:
@@ -365,21 +362,24 @@ class Scheduler:
     # --------------------------------------------------------------------------------------------------------- leaving
 
     def _retract(self, sequence: Sequence) -> None:
+        """Make room by taking a sequence off its slot. Nobody enters until something else has changed."""
+        self._requeue(sequence)
+        self._share.retracted()
+        self._full = True
+
+    def _requeue(self, sequence: Sequence) -> None:
         """Back to its place in the queue; what it computed stays in the cache as long as there is room."""
         self._leave(sequence, keep=True)
         sequence.computed = 0
         sequence.retractions += 1
         self._retractions += 1
-        self._share.retracted()
         self._enqueue(sequence)
-        self._full = True
 
     def _leave(self, sequence: Sequence, keep: bool) -> None:
         self._stop_holding(sequence)
-        if keep:
-            self._publish(sequence, sequence.computed)
-        shared = sequence.lease.length // self._page_size if sequence.lease else 0
-        self._book.free(sequence.pages[shared:])
+        if keep:  # tokens may have been taken back since the last step
+            self._publish(sequence, min(sequence.computed, len(sequence.tokens)))
+        self._book.free(sequence.pages[self._shared(sequence) :])
         if self._cache is not None and sequence.lease is not None:
             self._cache.release(sequence.lease)
         sequence.pages, sequence.lease, sequence.tabled = [], None, 0
@@ -465,6 +465,10 @@ class Scheduler:
             sequence.pages[first:last] = kept
             sequence.tabled = 0
 
+    def _shared(self, sequence: Sequence) -> int:
+        """How many of its pages are the tree's."""
+        return sequence.lease.length // self._page_size if sequence.lease else 0
+
     def _pages_for(self, positions: int) -> int:
         return -(-positions // self._page_size)
 
@@ -510,9 +514,6 @@ class Scheduler:
         for sequence in waiting:
             assert sequence.status is Status.WAITING and sequence.computed == 0
             assert sequence.slot == -1 and not sequence.pages and sequence.lease is None
-
-    def _shared(self, sequence: Sequence) -> int:
-        return sequence.lease.length // self._page_size if sequence.lease else 0
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
