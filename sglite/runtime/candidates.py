@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from sglite.errors import InvalidRequestError
 from sglite.protocol import CandidateScore, Chunk, Finish, TokenLogprob, Usage
@@ -37,7 +37,7 @@ class Trie:
     def branches(self) -> tuple[Path, ...]:
         """The paths below the root whose last position must be computed, without those that lead to a longer one."""
         inner = sorted({tail[:-1] for tail in self.tails})
-        return tuple(a for a, b in zip(inner, [*inner[1:], ()], strict=True) if b[: len(a)] != a)
+        return (*[a for a, b in pairwise(inner) if b[: len(a)] != a], inner[-1])
 
 
 def build_trie(prompt_ids: Sequence[int], candidate_ids: Sequence[Path]) -> Trie:

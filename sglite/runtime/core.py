@@ -81,21 +81,25 @@ class EngineCore:
 
     def submit(self, job: Job, tracks: Sequence[Track]) -> None:
         """Start a job; what the scheduler refuses goes to the job's sink and leaves nothing behind."""
-        job.tracks.extend(tracks)
-        if job.request.deadline is not None:
-            self._deadlines[job] = job.submitted + job.request.deadline
-        for track in tracks:
-            self._tracks[track.sequence] = track
         try:
             self.scheduler.submit(*[track.sequence for track in tracks if not track.finished])
         except SgliteError as error:
-            self.fail(job, error)
+            job.sink.fail(error)
             return
+        job.tracks.extend(tracks)
+        self._tracks.update((track.sequence, track) for track in tracks)
+        if job.request.deadline is not None:
+            self._deadlines[job] = job.submitted + job.request.deadline
         self._ended += [track for track in tracks if track.finished]
 
     def abort(self, job: Job) -> None:
         if job.tracks:
             self.fail(job, AbortedError("the request was aborted", request_id=job.request.id))
+
+    def abort_id(self, request_id: str) -> None:
+        for job in self._jobs():
+            if job.request.id == request_id:
+                self.abort(job)
 
     def fail(self, job: Job, error: Exception) -> None:
         """End every track of the job; its sink hears of it exactly once."""
@@ -104,8 +108,11 @@ class EngineCore:
         job.sink.fail(error)
 
     def fail_all(self, error: Exception) -> None:
-        for job in {track.job: None for track in self._tracks.values()}:
+        for job in self._jobs():
             self.fail(job, error)
+
+    def _jobs(self) -> list[Job]:
+        return list({track.job: None for track in self._tracks.values()})
 
     def _release(self, track: Track) -> None:
         self.scheduler.release(track.sequence)
@@ -136,11 +143,12 @@ class EngineCore:
         flight = self._runner.start(plan.rows)
         self._publish()  # the previous step's answers, while this one runs
         ends = self._ends(rows)
-        states = self._land(flight, rows)
+        states, together = self._land(flight, rows)
         self.scheduler.commit(plan)
         computed = self._clock()
         self._score(rows, states)
-        self._sample(ends, states)
+        for group in [ends] if together else [[end] for end in ends]:
+            self._sample(group, states)
         sampled = self._clock()
         if not self._runner.overlaps:
             self._publish()
@@ -171,15 +179,18 @@ class EngineCore:
         matcher.fill(mask)
         return mask
 
-    def _land(self, flight: Future[Tensor], rows: Sequence[tuple[Row, Track]]) -> dict[Track, Tensor]:
-        """Hidden states of the wanted positions. A row whose own forward fails is missing: its request has ended."""
+    def _land(self, flight: Future[Tensor], rows: Sequence[tuple[Row, Track]]) -> tuple[dict[Track, Tensor], bool]:
+        """Hidden states of the wanted positions, and whether they were computed together.
+
+        When the step fails, every row runs alone; one whose own forward fails is missing: its request has ended.
+        """
         try:
             hidden = flight.result()
         except Exception as error:
             log.warning("a step of %d rows failed, running them one by one: %r", len(rows), error)
-            return {track: h for row, track in rows if (h := self._forward_alone(row, track)) is not None}
+            return {track: h for row, track in rows if (h := self._forward_alone(row, track)) is not None}, False
         parts = torch.split(hidden, [row.logits for row, _ in rows])
-        return {track: part for (_, track), part in zip(rows, parts, strict=True)}
+        return {track: part for (_, track), part in zip(rows, parts, strict=True)}, True
 
     def _forward_alone(self, row: Row, track: Track) -> Tensor | None:
         try:

@@ -183,6 +183,10 @@ class Engine:
         """Forget every prefix no running request is using."""
         await asyncio.wrap_future(self._thread.ask(self._core.scheduler.flush))
 
+    async def abort(self, request_id: str) -> None:
+        """End the request of this id with AbortedError; an unknown id is no error: it may just have ended."""
+        await asyncio.wrap_future(self._thread.ask(partial(self._core.abort_id, request_id)))
+
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
 

@@ -103,6 +103,8 @@ class Intake:
         ids = self._tokenizer.encode(prompt)
         if ids:
             return ids
+        if all(isinstance(segment, Tokens) for segment in prompt):
+            raise InvalidRequestError("the prompt is an empty list of tokens", param="prompt")
         if self._tokenizer.bos_id is None:
             raise InvalidRequestError(
                 "the prompt is empty, and this model has no beginning-of-text token to start from", param="prompt"

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sglite.kernels.ops import ForwardBatch, KVPool
 from sglite.runtime.batch import PageTables, build_batch
+from sglite.runtime.model import Model
 from sglite.runtime.plan import Row
-
-
-class Model(Protocol):
-    """What the runner needs of a model: see ``runtime.model``."""
-
-    vocab_size: int
-    """Width of the logits."""
-
-    def allocate_kv(self, pages: int, page_size: int) -> KVPool: ...
-
-    def forward(self, batch: ForwardBatch, kv: KVPool) -> Tensor:
-        """Hidden states [R, E] of the wanted positions."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """fp32 [R, V]"""
-        ...
 
 
 class Runner:
