@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """Compute positions ``[start, start + len(ids))`` of the sequence in ``slot``.
 
     ``new_pages`` are appended to the slot's page table before the step (``reset`` clears it first).

@@ -20,6 +20,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 
 from sglite.errors import CapacityError, OverloadedError
 from sglite.runtime.pages import PageBook
@@ -216,6 +217,7 @@ class Scheduler:
         """The step's positions are computed. Not called for a plan without rows."""
         assert plan is self._flight
         self._flight = None
+        self._computed_tokens += plan.tokens
         for row in plan.rows:
             sequence = self._slots[row.slot]
             if sequence is not None:
@@ -224,9 +226,9 @@ class Scheduler:
     def _catch_up(self) -> Work:
         """As much as the token budget allows, decodes before prefills."""
         budget, work = self._max_step_tokens, []
-        behind = [sequence for sequence in self._running if sequence.remaining]
-        for sequence in sorted(behind, key=lambda sequence: sequence.remaining):
-            n = min(sequence.remaining, budget)
+        behind = [(n, sequence) for sequence in self._running if (n := sequence.remaining)]
+        for n, sequence in sorted(behind, key=itemgetter(0)):
+            n = min(n, budget)
             if n == 0:
                 break
             work.append((sequence, sequence.computed + n))
@@ -238,37 +240,39 @@ class Scheduler:
 
         The first in line is never retracted: alone it fits, by the check at submission.
         """
-        while (needed := sum([self._missing(sequence, target) for sequence, target in work])) > self._available:
+        missing = [self._missing(sequence, target) for sequence, target in work]
+        while sum(missing) > self._available:
             last = max(self._running, key=_order)
             self._retract(last)
             work = [(sequence, target) for sequence, target in work if sequence is not last]
-        if needed:
-            self._evict(needed)
-            for sequence, target in work:
-                sequence.pages += self._book.allocate(self._missing(sequence, target))
+            missing = [self._missing(sequence, target) for sequence, target in work]
+        if any(missing):
+            self._evict(sum(missing))
+            for (sequence, _), n in zip(work, missing, strict=True):
+                sequence.pages += self._book.allocate(n)
         return work
 
     def _row(self, sequence: Sequence, target: int) -> Row:
-        start, tabled = sequence.computed, sequence.tabled
-        sequence.tabled = len(sequence.pages)
+        start, tabled, pages = sequence.computed, sequence.tabled, sequence.pages
+        sequence.tabled = len(pages)
         return Row(
-            slot=sequence.slot,
-            start=start,
-            ids=tuple(sequence.tokens[start:target]),
-            new_pages=tuple(sequence.pages[tabled:]),
-            reset=tabled == 0,
-            logits=_logits(sequence, start, target),
-            adapter=sequence.adapter,
+            sequence.slot,
+            start,
+            tuple(sequence.tokens[start:target]),
+            tuple(pages[tabled:]),
+            tabled == 0,
+            _logits(sequence, start, target),
+            sequence.adapter,
         )
 
     def _advance(self, sequence: Sequence, row: Row) -> None:
         assert sequence.computed == row.start
-        sequence.computed = row.stop
-        sequence.scored = max(sequence.scored, row.stop)
-        self._computed_tokens += len(row.ids)
+        computed = sequence.computed = row.stop
+        if sequence.score_from is not None:
+            sequence.scored = max(sequence.scored, computed)
         if row.start < sequence.prompt_length:
             self._stop_holding(sequence)
-            self._publish(sequence, min(sequence.computed, sequence.prompt_length))
+            self._publish(sequence, min(computed, sequence.prompt_length))
             self._start_holding(sequence)
 
     # ------------------------------------------------------------------------------------------------------- admission

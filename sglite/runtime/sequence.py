@@ -48,7 +48,7 @@ class Sequence:
     cached: int = 0
     """Positions found in the prefix cache when first admitted."""
     scored: int = 0
-    """Positions below it have had their step, so a retraction does not compute their logits again."""
+    """Positions below it gave their wanted logits already, so a retraction does not ask for them again."""
     retractions: int = 0
     pages: list[int] = field(default_factory=list)
     """Pages in order of position; the first ``lease.length // page_size`` belong to the tree."""

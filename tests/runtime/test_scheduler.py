@@ -237,6 +237,17 @@ def test_taken_back_tokens_are_computed_again():
     assert mine.tokens == answer(mine.namespace, [1] * 8, 12)
 
 
+def test_tokens_taken_back_just_before_the_end_are_not_kept():
+    engine = FakeEngine(page_size=4)
+    mine = engine.submit([1] * 8, 12)
+    for _ in range(10):
+        engine.step()
+    del mine.tokens[10:]
+    engine.scheduler.release(mine)
+    engine.scheduler.check()
+    assert engine.cache.probe(mine.namespace, [*mine.tokens, 0, 0]) == 8
+
+
 # --------------------------------------------------------------------------------------------------- order and fairness
 
 
