@@ -41,7 +41,6 @@ class EngineConfig:
     overlap: bool = _option(False, "finish a step's output while the next one runs")
     grammar: GrammarChoice = _option("llguidance", "engine for constrained decoding")
     jump_forward: bool = _option(True, "take tokens that a grammar forces without sampling them")
-    deterministic: bool = _option(False, "fixed reduction orders: same bits alone and in any batch")
     seed: int = _option(0, "seed of requests that bring none")
 
     def resolve(self, *, cuda: bool) -> EngineConfig:
