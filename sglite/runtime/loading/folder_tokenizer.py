@@ -35,7 +35,9 @@ def tokenizer_from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
 def _from_json(path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower one
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises plain Exceptions, and its panics are not even those
         raise ModelLoadError(f"{path} is not a sound tokenizer ({error}); fetch it again") from error
 
 

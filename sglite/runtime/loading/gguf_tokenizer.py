@@ -82,7 +82,7 @@ def tokenizer_from_gguf(path: Path, config: ModelConfig) -> Tokenizer:
     metadata = GGUFFile(path).metadata
     rules = _rules(metadata, path)
     tokens = _strings(metadata, "tokenizer.ggml.tokens", path)
-    encoder = _encoder(tokens, _merges(metadata, path), rules, path)
+    encoder = _encoder(tokens, _strings(metadata, "tokenizer.ggml.merges", path), rules, path)
     _add_tokens(encoder, tokens, metadata.get("tokenizer.ggml.token_type", []))
     if config.bos_id is not None and Fields(metadata, str(path)).flag("tokenizer.ggml.add_bos_token", rules.add_bos):
         _add_bos(encoder, tokens, config.bos_id, path)
@@ -110,29 +110,32 @@ def _rules(metadata: dict[str, Any], path: Path) -> Rules:
 
 def _strings(metadata: dict[str, Any], key: str, path: Path) -> list[str]:
     values = metadata.get(key)
-    if not isinstance(values, list) or not values or not isinstance(values[0], str):
+    if not isinstance(values, list) or not values or not isinstance(values[0], str):  # one type in a list
         raise ModelLoadError(f"{path}: {key} is missing or not a list of strings")
     return values
 
 
-def _merges(metadata: dict[str, Any], path: Path) -> list[tuple[str, str]]:
-    """Each is two pieces with a space between them; a piece may itself begin with one."""
-    pairs = [tuple(m.rsplit(" ", 1)) for m in _strings(metadata, "tokenizer.ggml.merges", path)]
-    return [(left, right) for left, right in pairs]
-
-
-def _encoder(tokens: list[str], merges: list[tuple[str, str]], rules: Rules, path: Path) -> tokenizers.Tokenizer:
+def _encoder(tokens: list[str], merges: list[str], rules: Rules, path: Path) -> tokenizers.Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    try:
-        model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rules.ignore_merges)
-    except Exception as error:  # the library raises no narrower one
-        raise ModelLoadError(f"{path}: its merges do not fit its vocabulary ({error})") from error
-    encoder = tokenizers.Tokenizer(model)
+    encoder = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=_pairs(merges, vocabulary, path), ignore_merges=rules.ignore_merges)
+    )
     encoder.pre_tokenizer = rules.pre_tokenizer()
     encoder.decoder = decoders.ByteLevel()
     if rules.nfc:
         encoder.normalizer = normalizers.NFC()
     return encoder
+
+
+def _pairs(merges: list[str], vocabulary: dict[str, int], path: Path) -> list[tuple[str, str]]:
+    """Each merge is two pieces with a space between them. Checked here, since the library panics on unknown ones."""
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    for left, right in pairs:
+        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+            raise ModelLoadError(
+                f"{path}: its merges do not fit its vocabulary (at {left!r} {right!r}); fetch it again"
+            )
+    return pairs
 
 
 def _add_tokens(encoder: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
