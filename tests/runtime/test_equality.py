@@ -1,0 +1,101 @@
+"""The equality table on the real model, fp32: the same greedy tokens whatever the cache, pages, chunks and neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from sglite.kernels import get_ops
+from sglite.protocol import GenerateRequest, SamplingParams, Text
+from sglite.runtime.assembly import assemble
+from sglite.runtime.config import config_from
+from sglite.runtime.engine import Engine
+from sglite.runtime.hub import ModelSource
+from sglite.runtime.loading import load_config, load_tokenizer, open_weights
+from sglite.runtime.model.decoder import Decoder
+from sglite.runtime.tokenizer import Tokenizer
+
+NEW_TOKENS = 24
+SYSTEM = "<|im_start|>system\nYou answer in one short sentence and you never make anything up.<|im_end|>\n"
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three colours of the rainbow.",
+    "How many legs does a spider have?",
+    "Why is the sky blue?",
+    "Who wrote Romeo and Juliet?",
+    "What do bees make?",
+    "Which planet is the largest?",
+    "Say something about the sea.",
+)
+PROMPTS = [f"{SYSTEM}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "no cache": {"prefix_cache": False},
+    "page size 1": {"page_size": 1},
+    "page size 4": {"page_size": 4},
+    "chunks of 16": {"max_step_tokens": 16},
+    "one at a time": {"max_running": 1},
+    "overlap": {"overlap": True},
+    "forced retraction": {"kv_tokens": 176},
+}
+
+
+@pytest.fixture(scope="module")
+def real(smollm2: ModelSource) -> tuple[Decoder, Tokenizer]:
+    torch.set_num_threads(2)
+    config = load_config(smollm2)
+    ops = get_ops("cpu", torch.device("cpu"), torch.float32, "dense")
+    return Decoder(config, open_weights(smollm2), ops), load_tokenizer(smollm2, config)
+
+
+def engine(real: tuple[Decoder, Tokenizer], **options: Any) -> Engine:
+    model, tokenizer = real
+    defaults = {"device": "cpu", "kernels": "cpu", "context_length": 512, "kv_tokens": 8192}
+    config = config_from({**defaults, **options}).resolve(cuda=False)
+    return Engine.of(assemble(config, model, tokenizer, torch.device("cpu")))
+
+
+async def answer(engine: Engine, prompt: str) -> list[int]:
+    sampling = SamplingParams(temperature=0, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    request = GenerateRequest("r", (Text(prompt, special=True),), sampling)
+    return [i async for chunk in engine.generate(request) for i in chunk.ids]
+
+
+async def answers(engine: Engine) -> list[list[int]]:
+    return await asyncio.gather(*[answer(engine, prompt) for prompt in PROMPTS])
+
+
+@pytest.fixture(scope="module")
+def alone(real: tuple[Decoder, Tokenizer]) -> list[list[int]]:
+    """Each prompt by itself in a cold engine: batch 1, nothing shared."""
+
+    async def main(engine: Engine) -> list[list[int]]:
+        results = []
+        for prompt in PROMPTS:
+            results.append(await answer(engine, prompt))
+            await engine.flush_cache()
+        return results
+
+    with engine(real) as one:
+        return asyncio.run(main(one))
+
+
+def test_a_batch_of_eight_and_a_warm_cache(real: tuple[Decoder, Tokenizer], alone: list[list[int]]) -> None:
+    async def main(engine: Engine) -> tuple[list[list[int]], list[list[int]]]:
+        return await answers(engine), await answers(engine)
+
+    with engine(real) as eight:
+        cold, warm = asyncio.run(main(eight))
+    assert cold == alone
+    assert warm == alone
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def test_variants(real: tuple[Decoder, Tokenizer], alone: list[list[int]], options: dict[str, Any]) -> None:
+    with engine(real, **options) as variant:
+        assert asyncio.run(answers(variant)) == alone
+        if "kv_tokens" in options:
+            assert variant._core.scheduler.stats.retractions > 0
