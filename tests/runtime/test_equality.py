@@ -1,4 +1,4 @@
-"""The equality table on the real model, fp32: the same greedy tokens whatever the cache, pages, chunks and neighbours."""
+"""The equality table on the real model, fp32: equal greedy tokens whatever the cache, pages, chunks and neighbours."""
 
 from __future__ import annotations
 
