@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from driver import Driver
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -28,14 +29,11 @@ from sglite.kernels.ops import Ops
 from sglite.kernels.reference import ReferenceOps
 from sglite.kernels.weights import BlockQuantized, WeightSource
 from sglite.protocol import Text
-from sglite.runtime.batch import PageTables, build_batch
 from sglite.runtime.hub import ModelSource
 from sglite.runtime.loading import load_config, load_tokenizer, open_weights
 from sglite.runtime.loading.config import ModelConfig
 from sglite.runtime.loading.weights import Weights
-from sglite.runtime.model import Model
 from sglite.runtime.model.decoder import Decoder
-from sglite.runtime.plan import Row
 
 CPU = torch.device("cpu")
 
@@ -51,46 +49,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-class Driver:
-    """Sequences through a model step by step, each in pages of its own."""
-
-    def __init__(self, model: Model, sequences: list[list[int]], page_size: int, room: int = 0) -> None:
-        self.model, self.sequences, self.page_size = model, [list(s) for s in sequences], page_size
-        width = -(-(max(map(len, sequences)) + room) // page_size)
-        self.tables = PageTables(len(sequences), width)
-        self.kv = model.allocate_kv(len(sequences) * width, page_size)
-        pages = torch.randperm(len(sequences) * width, generator=torch.Generator().manual_seed(3)).tolist()
-        whole = [
-            Row(slot, 0, (), tuple(pages[slot * width : (slot + 1) * width]), reset=True)
-            for slot in range(len(sequences))
-        ]
-        self.tables.apply(whole)
-        self.done = [0] * len(sequences)
-
-    @torch.inference_mode()
-    def step(self, counts: dict[int, int], wanted: int | None = None) -> Tensor:
-        """Compute the next ``counts[slot]`` tokens of some sequences; logits of the ``wanted`` last (None: all)."""
-        rows = []
-        for slot, count in counts.items():
-            start, self.done[slot] = self.done[slot], self.done[slot] + count
-            ids = tuple(self.sequences[slot][start : start + count])
-            rows.append(Row(slot, start, ids, logits=count if wanted is None else wanted))
-        batch = build_batch(rows, self.tables, self.page_size, CPU)
-        return self.model.logits(self.model.forward(batch, self.kv))
-
-    def greedy(self, new_tokens: int) -> list[list[int]]:
-        """Each sequence's next tokens, all in one batch."""
-        answers: list[list[int]] = [[] for _ in self.sequences]
-        pending = {slot: len(ids) for slot, ids in enumerate(self.sequences)}
-        for _ in range(new_tokens):
-            chosen = self.step(pending, wanted=1).argmax(-1).tolist()
-            for slot, token in enumerate(chosen):
-                self.sequences[slot].append(token)
-                answers[slot].append(token)
-            pending = dict.fromkeys(pending, 1)
-        return answers
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

@@ -2,6 +2,8 @@
 
 Its KV pool holds the token ids themselves. Each answer is computed from the whole history, read back through the
 page table, so a wrong page, a stale prefix or a lost write changes the output (and most such mistakes fail an assert).
+
+All in NumPy on one thread: torch's threads would cost more than the work, above all on a machine that is busy.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ Answer = int | Mapping[int, float] | Tensor
 """A token that is all but certain, some tokens' logits, or all logits [V]."""
 Script = Callable[[list[int]], Answer]
 """From a sequence's tokens so far to the next one."""
+Ints = npt.NDArray[np.int64]
 
 FLOOR = -30.0
 """The logit of tokens an answer does not name. Finite, so that masks and penalties still find a best token."""
@@ -28,10 +31,10 @@ UNWRITTEN = -1
 
 @dataclass(slots=True)
 class TokenPool:
-    """``ids`` int64 [pages * page_size], UNWRITTEN where nothing was stored yet."""
+    """``ids`` int64 [pages, page_size], UNWRITTEN where nothing was stored yet."""
 
     shape: KVShape
-    ids: Tensor
+    ids: Ints
 
     def nbytes(self) -> int:
         return self.ids.nbytes
@@ -43,26 +46,23 @@ class ScriptedModel:
     A script may raise (the step fails) and may answer NaN. Steps take well under 2 ms for 64 rows.
     """
 
-    def __init__(self, vocab_size: int, script: Script | None = None, device: torch.device | None = None) -> None:
+    def __init__(self, vocab_size: int, script: Script | None = None) -> None:
         self.vocab_size = vocab_size
         self._script = script
-        self._device = device or torch.device("cpu")
 
     def kv_shape(self, pages: int, page_size: int) -> KVShape:
-        return KVShape(1, pages, page_size, 1, 1, torch.int64, self._device)
+        return KVShape(1, pages, page_size, 1, 1, torch.int64, torch.device("cpu"))
 
     def allocate_kv(self, pages: int, page_size: int) -> TokenPool:
-        ids = torch.full((pages * page_size,), UNWRITTEN, device=self._device)
-        return TokenPool(self.kv_shape(pages, page_size), ids)
+        return TokenPool(self.kv_shape(pages, page_size), np.full((pages, page_size), UNWRITTEN, dtype=np.int64))
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> Tensor:
         """The histories of the wanted positions: int64 [R, 1 + longest], the length first, UNWRITTEN behind the end."""
-        assert isinstance(kv, TokenPool)
-        rows = _row_of_token(batch)
-        _check(batch, rows, kv, self.vocab_size)
-        kv.ids[batch.write_slots] = batch.ids
-        wanted = batch.logit_index
-        return _histories(kv, batch, rows[wanted], batch.positions[wanted] + 1)
+        assert isinstance(kv, TokenPool) and batch.page_size == kv.shape.page_size
+        step = _Step(batch)
+        step.check(self.vocab_size)
+        kv.ids.reshape(-1)[step.write_slots] = step.ids
+        return torch.from_numpy(step.histories(kv.ids)).to(batch.ids.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 [R, V]"""
@@ -74,39 +74,6 @@ class ScriptedModel:
         return torch.from_numpy(logits).to(hidden.device)
 
 
-def _row_of_token(batch: ForwardBatch) -> Tensor:
-    lengths = batch.indptr.diff().to(torch.int64)
-    return torch.arange(batch.rows, device=lengths.device).repeat_interleave(lengths, output_size=len(batch.ids))
-
-
-def _slots(batch: ForwardBatch, rows: Tensor, positions: Tensor) -> Tensor:
-    """Where in the pool ``positions`` of ``rows`` lie, by the page table; the two broadcast together."""
-    pages = batch.page_table[rows, positions // batch.page_size].to(torch.int64)
-    return pages * batch.page_size + positions % batch.page_size
-
-
-def _check(batch: ForwardBatch, rows: Tensor, kv: TokenPool, vocab_size: int) -> None:
-    """The parts of the batch must agree with each other: a mistake here is the runner's."""
-    assert batch.page_size == kv.shape.page_size
-    assert int(batch.ids.min()) >= 0 and int(batch.ids.max()) < vocab_size, "a token id outside the vocabulary"
-    from_the_end = batch.indptr[1:][rows] - torch.arange(len(rows), device=rows.device)
-    assert torch.equal(batch.positions, batch.kv_lengths[rows] - from_the_end), "positions against kv_lengths"
-    assert torch.equal(batch.write_slots, _slots(batch, rows, batch.positions)), "write_slots against page_table"
-    assert bool((batch.write_slots.sort().values.diff() > 0).all()), "two tokens are written to one slot"
-
-
-def _histories(kv: TokenPool, batch: ForwardBatch, rows: Tensor, lengths: Tensor) -> Tensor:
-    if not len(rows):
-        return torch.empty((0, 1), dtype=torch.int64, device=rows.device)
-    longest = int(lengths.max())
-    pages = kv.ids.view(-1, batch.page_size)
-    ids = pages[batch.page_table[rows].to(torch.int64)].flatten(1)[:, :longest]
-    outside = torch.arange(longest, device=rows.device) >= lengths.unsqueeze(1)
-    ids = ids.masked_fill(outside, UNWRITTEN)
-    assert torch.equal(ids == UNWRITTEN, outside), "a position is read that was never written"
-    return torch.cat([lengths.unsqueeze(1), ids], dim=1)
-
-
 def _write_answer(row: npt.NDArray[np.float32], answer: Answer) -> None:
     if isinstance(answer, Tensor):
         row[:] = answer.cpu().numpy()
@@ -116,9 +83,43 @@ def _write_answer(row: npt.NDArray[np.float32], answer: Answer) -> None:
         row[answer] = 0.0
 
 
+class _Step:
+    """A batch as arrays of the host."""
+
+    def __init__(self, batch: ForwardBatch) -> None:
+        self.ids, self.positions, self.write_slots, self.wanted, self.pages = (
+            tensor.cpu().numpy()
+            for tensor in (batch.ids, batch.positions, batch.write_slots, batch.logit_index, batch.page_table)
+        )
+        self.page_size = batch.page_size
+        self.stops = np.array(batch.indptr_host[1:])
+        self.kv_lengths = np.array(batch.kv_lengths_host)
+        self.row_of_token = np.repeat(np.arange(batch.rows), np.diff(batch.indptr_host))
+
+    def check(self, vocab_size: int) -> None:
+        """The parts of the batch must agree with each other: a mistake here is the runner's."""
+        rows = self.row_of_token
+        assert self.ids.min() >= 0 and self.ids.max() < vocab_size, "a token id outside the vocabulary"
+        from_the_end = self.stops[rows] - np.arange(len(rows))
+        assert np.array_equal(self.positions, self.kv_lengths[rows] - from_the_end), "positions against kv_lengths"
+        page, place = np.divmod(self.positions, self.page_size)
+        slots = self.pages[rows, page].astype(np.int64) * self.page_size + place
+        assert np.array_equal(self.write_slots, slots), "write_slots against page_table"
+        assert len(np.unique(slots)) == len(slots), "two tokens are written to one slot"
+
+    def histories(self, pool: Ints) -> Ints:
+        rows, lengths = self.row_of_token[self.wanted], self.positions[self.wanted] + 1
+        longest = int(lengths.max(initial=0))
+        ids = pool[self.pages[rows]].reshape(len(rows), self.pages.shape[1] * self.page_size)[:, :longest]
+        outside = np.arange(longest) >= lengths[:, None]
+        ids[outside] = UNWRITTEN
+        assert np.array_equal(ids == UNWRITTEN, outside), "a position is read that was never written"
+        return np.concatenate([lengths[:, None], ids], axis=1)
+
+
 # --------------------------------------------------------------------------------------------------- default script
 
-_ODD = 0x5851F42D4C957F2D
+_ODD = np.uint64(0x5851F42D4C957F2D)
 """Multiplier of the polynomial hash over a history; any large odd number would do."""
 
 
@@ -127,24 +128,18 @@ def hashed(hidden: Tensor, vocab_size: int) -> Tensor:
 
     The hash of a history is a polynomial in its tokens modulo 2^64, so every token and its place count.
     """
-    lengths, ids = hidden[:, :1], hidden[:, 1:]
-    terms = (ids + 1) * _powers(ids.shape[1], hidden.device)  # UNWRITTEN adds nothing
-    seeds = _mix(terms.sum(dim=1, keepdim=True) + lengths)
-    bits = _mix(seeds + torch.arange(vocab_size, device=hidden.device)) & 0xFFFFFF
-    return bits.to(torch.float32) * (16 / 2**24) - 8
+    lengths, ids = np.split(hidden.cpu().numpy(), [1], axis=1)
+    powers: npt.NDArray[np.uint64] = np.full(ids.shape[1], _ODD).cumprod(dtype=np.uint64)
+    terms = (ids + 1).astype(np.uint64) * powers  # UNWRITTEN adds nothing
+    seeds = _mix(terms.sum(axis=1, keepdims=True, dtype=np.uint64) + lengths.astype(np.uint64))
+    tokens: npt.NDArray[np.uint64] = np.arange(vocab_size, dtype=np.uint64)
+    bits = _mix(seeds + tokens) & np.uint64(0xFFFFFF)
+    logits = bits.astype(np.float32) * np.float32(16 / 2**24) - np.float32(8)
+    return torch.from_numpy(logits).to(hidden.device)
 
 
-def _powers(count: int, device: torch.device) -> Tensor:
-    return torch.full((count,), _ODD, device=device).cumprod(dim=0)
-
-
-def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014) on int64; products wrap around as they should."""
-    z = (z ^ _shift(z, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
-    z = (z ^ _shift(z, 27)) * (0x94D049BB133111EB - 2**64)
-    return z ^ _shift(z, 31)
-
-
-def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical right shift; torch's own keeps the sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014); products wrap around as they should."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
