@@ -1,7 +1,7 @@
 """Who goes first: pure functions over plain data, chosen by name.
 
-Whatever the policy, the scheduler serves higher priorities first, and a sequence that has waited past its turn by
-``PATIENCE`` admissions goes next: that is the bound on starvation.
+Whatever the policy, higher priorities go first, and a sequence that has waited past its turn by ``PATIENCE``
+admissions goes next: that is the bound on starvation.
 """
 
 from __future__ import annotations
@@ -14,37 +14,38 @@ from sglite.errors import ConfigError
 PATIENCE = 128
 """How many admissions a waiting sequence may be passed over beyond its turn in order of arrival."""
 
+Rank = tuple[int, ...]
+"""A place in line; the least goes first. The last to arrive in line is also the first to give way."""
+
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A waiting sequence as policies see it; ``cached`` of its ``tokens`` positions are in the prefix cache."""
+class Standing:
+    """What a rank is made of. ``arrival`` counts sequences, ``program_arrival`` is that of the program's first one."""
 
+    priority: int
     arrival: int
-    tokens: int
-    cached: int
-
-
-Key = Callable[[Candidate], tuple[int, ...]]
+    program_arrival: int
+    attained: int
+    """Tokens computed for the program so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Of equal priorities the least ``key`` goes first; without a key, the order of arrival.
+    """``rank`` is given at submission. With ``cached_first`` those with most cached positions overtake in the front of
+    the queue. With ``retains`` a program's prefix is kept while it is between calls."""
 
-    ``reads_cache`` says that the key looks at ``cached``, which costs a look-up.
-    """
-
-    key: Key | None = None
-    reads_cache: bool = False
+    rank: Callable[[Standing], Rank]
+    cached_first: bool = False
+    retains: bool = False
 
 
-def longest_prefix(candidate: Candidate) -> tuple[int, ...]:
-    return (-candidate.cached, candidate.arrival)
+def by_arrival(standing: Standing) -> Rank:
+    return (-standing.priority, standing.arrival)
 
 
 POLICIES = {
-    "fcfs": Policy(),
-    "longest-prefix": Policy(longest_prefix, reads_cache=True),
+    "fcfs": Policy(by_arrival),
+    "longest-prefix": Policy(by_arrival, cached_first=True),
 }
 
 

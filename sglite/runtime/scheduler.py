@@ -15,28 +15,20 @@ submitted and released; a row whose sequence was released meanwhile is computed 
 from __future__ import annotations
 
 import heapq
-from array import array
-from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from sglite.errors import CapacityError, OverloadedError
+from sglite.runtime.holding import Holding
+from sglite.runtime.ledger import PageLedger, cacheable
 from sglite.runtime.pages import PageBook
 from sglite.runtime.plan import Plan, Row
-from sglite.runtime.policy import PATIENCE, Candidate, Key, OutputShare, policy_named
-from sglite.runtime.radix import Lease, Node, PrefixCache
+from sglite.runtime.policy import PATIENCE, OutputShare, Standing, policy_named
+from sglite.runtime.radix import Lease, PrefixCache
 from sglite.runtime.sequence import Sequence, Status
-
-WINDOW = 64
-"""How many waiting sequences a plan looks at."""
-
-WORTH_WAITING = 16
-"""Tokens that a waiting sequence must share with one being computed to be held back for them."""
-
-Run = tuple[Node, bytes]
-"""A place in the tree and the tokens that are about to be inserted there."""
+from sglite.runtime.waiting import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +73,23 @@ class Scheduler:
         max_queue: int = 4096,
         max_step_tokens: int = 2048,
     ) -> None:
-        assert cache is None or cache.page_size == page_size
-        self._book = book
-        self._cache = cache
-        self._page_size = page_size
+        self._ledger = PageLedger(book, cache, page_size)
         self._policy = policy_named(policy)
         self._max_queue = max_queue
         self._max_step_tokens = max_step_tokens
         self._slots: list[Sequence | None] = [None] * max_running
         self._free_slots = list(range(max_running))
         self._running: dict[Sequence, None] = {}
-        self._waiting: list[Sequence] = []
-        self._held: dict[Sequence, list[Sequence]] = {}
-        """Waiting sequences, by the running one whose prefix they want."""
-        self._computing: dict[Run, Sequence] = {}
-        self._held_run = page_size * -(-WORTH_WAITING // page_size)
+        self._queue = WaitingQueue()
+        self._holding = Holding(page_size)
+        self._share = OutputShare()
         self._full = False
         """The pool was found too full to admit anyone, and nothing has changed since."""
         self._flight: Plan | None = None
-        self._share = OutputShare()
         self._arrivals = 0
         self._steps = 0
         self._admissions = 0
         self._retractions = 0
-        self._held_count = 0
         self._prompt_tokens = 0
         self._hit_tokens = 0
         self._computed_tokens = 0
@@ -117,12 +102,12 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + sum(map(len, self._held.values()))
+        return len(self._queue) + len(self._holding)
 
     @property
     def idle(self) -> bool:
         """Nobody runs and nobody waits."""
-        return not self._running and not self._waiting
+        return not self._running and not self._queue
 
     def sequence(self, slot: int) -> Sequence | None:
         """Who is in a slot; None if released. Slots are given anew only in ``plan``."""
@@ -136,7 +121,7 @@ class Scheduler:
             steps=self._steps,
             admissions=self._admissions,
             retractions=self._retractions,
-            held=self._held_count,
+            held=self._holding.total,
             prompt_tokens=self._prompt_tokens,
             hit_tokens=self._hit_tokens,
             computed_tokens=self._computed_tokens,
@@ -158,6 +143,7 @@ class Scheduler:
             self._arrivals += 1
             sequence.arrival = self._arrivals
             sequence.due = self._admissions + self.waiting + PATIENCE
+            sequence.rank = self._policy.rank(self._standing(sequence))
             self._enqueue(sequence)
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
@@ -197,8 +183,7 @@ class Scheduler:
 
     def flush(self) -> None:
         """Forget every cached prefix that no running sequence uses."""
-        if self._cache is not None:
-            self._cache.flush()
+        self._ledger.flush()
 
     # ---------------------------------------------------------------------------------------------------------- a step
 
@@ -240,16 +225,12 @@ class Scheduler:
 
         The first in line is never retracted: alone it fits, by the check at submission.
         """
-        missing = [self._missing(sequence, target) for sequence, target in work]
-        while sum(missing) > self._available:
-            last = max(self._running, key=_order)
+        missing = self._ledger.missing
+        while sum([missing(sequence, target) for sequence, target in work]) > self._ledger.available:
+            last = max(self._running, key=attrgetter("rank"))
             self._retract(last)
             work = [(sequence, target) for sequence, target in work if sequence is not last]
-            missing = [self._missing(sequence, target) for sequence, target in work]
-        if any(missing):
-            self._evict(sum(missing))
-            for (sequence, _), n in zip(work, missing, strict=True):
-                sequence.pages += self._book.allocate(n)
+        self._ledger.grow(work)
         return work
 
     def _row(self, sequence: Sequence, target: int) -> Row:
@@ -271,89 +252,64 @@ class Scheduler:
         if sequence.score_from is not None:
             sequence.scored = max(sequence.scored, computed)
         if row.start < sequence.prompt_length:
-            self._stop_holding(sequence)
-            self._publish(sequence, min(computed, sequence.prompt_length))
-            self._start_holding(sequence)
+            self._dismiss(sequence)
+            self._ledger.publish(sequence, min(computed, sequence.prompt_length))
+            self._holding.lead(sequence)
 
     # ------------------------------------------------------------------------------------------------------- admission
 
     def _admit(self, work: Work) -> None:
         """Add waiting sequences to the step, in the policy's order, until one does not fit."""
         budget = self._max_step_tokens - sum([target - sequence.computed for sequence, target in work])
-        if budget == 0 or self._full or not (self._free_slots and self._waiting):
+        if budget == 0 or self._full or not (self._free_slots and self._queue):
             return
         for sequence in self._candidates():
             entry = self._try_to_admit(sequence)
             if entry is _Entry.ADMITTED:
-                target = sequence.computed + min(sequence.remaining, budget)
-                budget -= target - sequence.computed
-                self._evict(self._missing(sequence, target))
-                sequence.pages += self._book.allocate(self._missing(sequence, target))
-                work.append((sequence, target))
+                n = min(sequence.remaining, budget)
+                work.append((sequence, sequence.computed + n))
+                self._ledger.grow(work[-1:])
+                budget -= n
             if entry is _Entry.FULL or budget == 0 or not self._free_slots:
                 return
 
     def _candidates(self) -> list[Sequence]:
-        """The front of the queue in the policy's order."""
-        window, key = self._waiting[:WINDOW], self._policy.key
-        if key is not None:
-            window.sort(key=lambda sequence: self._rank(sequence, key))
-        return window
-
-    def _rank(self, sequence: Sequence, key: Key) -> tuple[int, ...]:
-        if self._overdue(sequence):
-            return (-sequence.request.priority, 0, sequence.arrival)
-        return (-sequence.request.priority, 1, *key(self._candidate(sequence)))
-
-    def _candidate(self, sequence: Sequence) -> Candidate:
-        cached = 0
-        if self._cache is not None and self._policy.reads_cache:
-            cached = self._cache.probe(sequence.namespace, sequence.tokens, _cacheable(sequence))
-        return Candidate(sequence.arrival, len(sequence.tokens), cached)
-
-    def _overdue(self, sequence: Sequence) -> bool:
-        return sequence.due <= self._admissions
+        """The front of the queue: first those overdue, then the policy's order."""
+        overdue, front = self._queue.overdue(self._admissions), self._queue.front()
+        if self._policy.cached_first:
+            front.sort(key=lambda sequence: (-sequence.request.priority, -self._ledger.probe(sequence)))
+        return list(dict.fromkeys([*overdue, *front]))
 
     def _try_to_admit(self, sequence: Sequence) -> _Entry:
-        lease = self._match(sequence)
-        entry = self._judge(sequence, lease)
-        if entry is _Entry.ADMITTED:
-            self._enter(sequence, lease)
-        elif self._cache is not None and lease is not None:
-            self._cache.release(lease)
-        return entry
-
-    def _judge(self, sequence: Sequence, lease: Lease | None) -> _Entry:
-        """Hold a sequence back if its next pages are being computed, and keep the queue waiting if it is too large."""
-        leader = self._leader(sequence, lease)
-        if leader is not None and not self._overdue(sequence):
-            self._dequeue(sequence)
-            self._held.setdefault(leader, []).append(sequence)
-            self._held_count += 1
+        lease = self._ledger.match(sequence)
+        leader = self._holding.leader(lease, sequence.tokens, cacheable(sequence)) if lease else None
+        if leader is not None and sequence.due > self._admissions:
+            self._ledger.release(lease)
+            self._queue.remove(sequence)
+            self._holding.follow(sequence, leader)
             return _Entry.HELD
-        if self._running and self._reserved(sequence, lease) > self._available:
+        if self._running and self._reserved(sequence, lease) > self._ledger.available:
+            self._ledger.release(lease)
             self._full = True
             return _Entry.FULL
+        self._enter(sequence, lease)
         return _Entry.ADMITTED
 
     def _reserved(self, sequence: Sequence, lease: Lease | None) -> int:
         """Pages that the running sequences and this one are expected to need beyond those they have."""
-        cached = lease.length // self._page_size if lease else 0
+        cached = lease.length // self._ledger.page_size if lease else 0
         expected = sum([max(0, self._expected_pages(other) - len(other.pages)) for other in self._running])
         return self._expected_pages(sequence) - cached + expected
 
     def _expected_pages(self, sequence: Sequence) -> int:
         length = len(sequence.tokens)
-        return self._pages_for(length + int(self._share.value * (sequence.limit - length)))
+        return self._ledger.pages_for(length + int(self._share.value * (sequence.limit - length)))
 
     def _enter(self, sequence: Sequence, lease: Lease | None) -> None:
-        self._dequeue(sequence)
+        self._queue.remove(sequence)
+        self._ledger.enter(sequence, lease)
         sequence.status = Status.RUNNING
         sequence.slot = heapq.heappop(self._free_slots)
-        sequence.lease = lease
-        if self._cache is not None and lease is not None:
-            sequence.pages = self._cache.pages(lease)
-            sequence.computed = lease.length
         if sequence.retractions == 0:
             sequence.cached = sequence.computed
             self._prompt_tokens += len(sequence.tokens)
@@ -361,7 +317,7 @@ class Scheduler:
         self._slots[sequence.slot] = sequence
         self._running[sequence] = None
         self._admissions += 1
-        self._start_holding(sequence)
+        self._holding.lead(sequence)
 
     # --------------------------------------------------------------------------------------------------------- leaving
 
@@ -380,13 +336,10 @@ class Scheduler:
         self._enqueue(sequence)
 
     def _leave(self, sequence: Sequence, keep: bool) -> None:
-        self._stop_holding(sequence)
+        self._dismiss(sequence)
         if keep:  # tokens may have been taken back since the last step
-            self._publish(sequence, min(sequence.computed, len(sequence.tokens)))
-        self._book.free(sequence.pages[self._shared(sequence) :])
-        if self._cache is not None and sequence.lease is not None:
-            self._cache.release(sequence.lease)
-        sequence.pages, sequence.lease, sequence.tabled = [], None, 0
+            self._ledger.publish(sequence, min(sequence.computed, len(sequence.tokens)))
+        self._ledger.release(self._ledger.leave(sequence))
         self._slots[sequence.slot] = None
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = -1
@@ -400,21 +353,28 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------------- the queue
 
+    def _standing(self, sequence: Sequence) -> Standing:
+        return Standing(sequence.request.priority, sequence.arrival, sequence.arrival, 0)
+
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
-        insort(self._waiting, sequence, key=_order)
+        self._queue.add(sequence)
         self._full = False
 
     def _dequeue(self, sequence: Sequence) -> None:
-        at = bisect_left(self._waiting, _order(sequence), key=_order)
-        if at < len(self._waiting) and self._waiting[at] is sequence:
-            del self._waiting[at]
+        if sequence in self._queue:
+            self._queue.remove(sequence)
         else:
-            next(held for held in self._held.values() if sequence in held).remove(sequence)
+            self._holding.forget(sequence)
+
+    def _dismiss(self, leader: Sequence) -> None:
+        """Those that were held back may look into the tree again."""
+        for follower in self._holding.dismiss(leader):
+            self._enqueue(follower)
 
     def _refuse_too_long(self, sequence: Sequence) -> None:
         assert 0 < len(sequence.tokens) <= sequence.limit
-        pool = self._book.total * self._page_size
+        pool = self._ledger.total * self._ledger.page_size
         if len(sequence.tokens) > pool:
             raise CapacityError(f"the prompt has {len(sequence.tokens)} tokens, the KV pool {pool}", param="prompt")
         if sequence.limit > pool:
@@ -424,70 +384,6 @@ class Scheduler:
                 param="max_new_tokens",
             )
 
-    # --------------------------------------------------------------------------------------------- waiting for a prefix
-
-    def _leader(self, sequence: Sequence, lease: Lease | None) -> Sequence | None:
-        """The running sequence that is computing just what this one needs next."""
-        run = self._run(lease, sequence.tokens, _cacheable(sequence))
-        return self._computing.get(run) if run else None
-
-    def _start_holding(self, sequence: Sequence) -> None:
-        whole = sequence.prompt_length // self._page_size * self._page_size
-        run = self._run(sequence.lease, sequence.tokens, whole)
-        if run:
-            self._computing.setdefault(run, sequence)
-
-    def _stop_holding(self, sequence: Sequence) -> None:
-        """Let those go that were held back; they find what is in the tree when they are looked at next."""
-        run = self._run(sequence.lease, sequence.tokens, len(sequence.tokens))
-        if run and self._computing.get(run) is sequence:
-            del self._computing[run]
-        for held in self._held.pop(sequence, ()):
-            self._enqueue(held)
-
-    def _run(self, lease: Lease | None, tokens: list[int], limit: int) -> Run | None:
-        if lease is None or lease.node is None or lease.length + self._held_run > limit:
-            return None
-        return lease.node, array("i", tokens[lease.length : lease.length + self._held_run]).tobytes()
-
-    # ----------------------------------------------------------------------------------------------------------- pages
-
-    def _match(self, sequence: Sequence) -> Lease | None:
-        if self._cache is None:
-            return None
-        return self._cache.match(sequence.namespace, sequence.tokens, _cacheable(sequence))
-
-    def _publish(self, sequence: Sequence, upto: int) -> None:
-        """Give the tree the whole pages below ``upto``, and take the tree's own where it had them already."""
-        lease, size = sequence.lease, self._page_size
-        if self._cache is None or lease is None or upto // size * size <= lease.length:
-            return
-        first, last = lease.length // size, upto // size
-        mine = sequence.pages[first:last]
-        kept = self._cache.insert(lease, sequence.tokens[first * size : last * size], mine)
-        if kept != mine:
-            sequence.pages[first:last] = kept
-            sequence.tabled = 0
-
-    def _shared(self, sequence: Sequence) -> int:
-        """How many of its pages are the tree's."""
-        return sequence.lease.length // self._page_size if sequence.lease else 0
-
-    def _pages_for(self, positions: int) -> int:
-        return -(-positions // self._page_size)
-
-    def _missing(self, sequence: Sequence, target: int) -> int:
-        return max(0, self._pages_for(target) - len(sequence.pages))
-
-    @property
-    def _available(self) -> int:
-        return self._book.available + (self._cache.evictable if self._cache else 0)
-
-    def _evict(self, needed: int) -> None:
-        short = needed - self._book.available
-        if short > 0 and self._cache is not None:
-            self._cache.evict(short)
-
     # ---------------------------------------------------------------------------------------------------------- checks
 
     def check(self) -> None:
@@ -496,38 +392,17 @@ class Scheduler:
         assert in_slots.keys() == self._running.keys()
         assert sorted([*in_slots.values(), *self._free_slots]) == list(range(len(self._slots)))
         for sequence in self._running:
-            self._check_running(sequence)
-        self._check_waiting([*self._waiting, *(held for group in self._held.values() for held in group)])
-        assert self._held.keys() <= self._running.keys()
-        assert set(self._computing.values()) <= self._running.keys()
-        private = [page for sequence in self._running for page in sequence.pages[self._shared(sequence) :]]
-        self._book.check(self._cache.check() if self._cache else [], private)
-
-    def _check_running(self, sequence: Sequence) -> None:
-        assert sequence.status is Status.RUNNING and self._slots[sequence.slot] is sequence
-        assert sequence.computed <= len(sequence.tokens) <= sequence.limit
-        assert self._pages_for(sequence.computed) <= len(sequence.pages)
-        assert sequence.tabled <= len(sequence.pages)
-        assert (sequence.lease is None) == (self._cache is None)
-        if self._cache is not None and sequence.lease is not None:
-            assert sequence.lease.length <= sequence.computed
-            assert self._cache.pages(sequence.lease) == sequence.pages[: self._shared(sequence)]
+            assert sequence.status is Status.RUNNING
+            assert sequence.computed <= len(sequence.tokens) <= sequence.limit
+        self._check_waiting([*self._queue, *self._holding.followers])
+        assert self._holding.leaders <= self._running.keys()
+        self._queue.check()
+        self._ledger.check(self._running)
 
     def _check_waiting(self, waiting: Iterable[Sequence]) -> None:
-        assert self._waiting == sorted(self._waiting, key=_order)
         for sequence in waiting:
             assert sequence.status is Status.WAITING and sequence.computed == 0
             assert sequence.slot == -1 and not sequence.pages and sequence.lease is None
-
-
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return (-sequence.request.priority, sequence.arrival)
-
-
-def _cacheable(sequence: Sequence) -> int:
-    """Positions that may come from the cache: all but the last, and none whose logits are still wanted."""
-    last = len(sequence.tokens) - 1
-    return last if sequence.score_from is None else min(last, max(sequence.score_from, sequence.scored))
 
 
 def _logits(sequence: Sequence, start: int, stop: int) -> int:

@@ -41,6 +41,8 @@ class Sequence:
     arrival: int = 0
     """Counts submissions; given by the scheduler, as is ``due``: the admission by which it should have started."""
     due: int = 0
+    rank: tuple[int, ...] = ()
+    """Place in line, by the scheduler's policy: the least goes first."""
 
     status: Status = Status.WAITING
     slot: int = -1

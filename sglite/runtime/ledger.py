@@ -1,0 +1,120 @@
+"""Which pages a sequence has: the first ones leased from the prefix cache, the rest its own.
+
+With ``cache=None`` nothing is shared, and everything else works the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sglite.runtime.pages import PageBook
+from sglite.runtime.radix import Lease, PrefixCache
+from sglite.runtime.sequence import Sequence
+
+
+class PageLedger:
+    def __init__(self, book: PageBook, cache: PrefixCache | None, page_size: int) -> None:
+        assert cache is None or cache.page_size == page_size
+        self.page_size = page_size
+        self._book = book
+        self._cache = cache
+
+    @property
+    def total(self) -> int:
+        return self._book.total
+
+    @property
+    def available(self) -> int:
+        """Pages that ``grow`` can find, by eviction if it must."""
+        return self._book.available + (self._cache.evictable if self._cache else 0)
+
+    def pages_for(self, positions: int) -> int:
+        return -(-positions // self.page_size)
+
+    def missing(self, sequence: Sequence, target: int) -> int:
+        """Pages that a sequence lacks to compute up to ``target``."""
+        return max(0, -(-target // self.page_size) - len(sequence.pages))
+
+    def shared(self, sequence: Sequence) -> int:
+        """How many of its pages are the tree's."""
+        return sequence.lease.length // self.page_size if sequence.lease else 0
+
+    # ---------------------------------------------------------------------------------------------------- for waiting
+
+    def probe(self, sequence: Sequence) -> int:
+        """Positions that ``match`` would find."""
+        return self._cache.probe(sequence.namespace, sequence.tokens, cacheable(sequence)) if self._cache else 0
+
+    def match(self, sequence: Sequence) -> Lease | None:
+        """The cached part of a sequence; give it to ``enter`` or back to ``release``."""
+        if self._cache is None:
+            return None
+        return self._cache.match(sequence.namespace, sequence.tokens, cacheable(sequence))
+
+    def release(self, lease: Lease | None) -> None:
+        if self._cache is not None and lease is not None:
+            self._cache.release(lease)
+
+    # ---------------------------------------------------------------------------------------------------- for running
+
+    def enter(self, sequence: Sequence, lease: Lease | None) -> None:
+        sequence.lease = lease
+        if self._cache is not None and lease is not None:
+            sequence.pages = self._cache.pages(lease)
+            sequence.computed = lease.length
+
+    def grow(self, sequences: Iterable[tuple[Sequence, int]]) -> None:
+        """Give each sequence the pages up to its target. There must be as many ``available``."""
+        missing = [(sequence, n) for sequence, target in sequences if (n := self.missing(sequence, target))]
+        short = sum([n for _, n in missing]) - self._book.available
+        if short > 0 and self._cache is not None:
+            self._cache.evict(short)
+        for sequence, n in missing:
+            sequence.pages += self._book.allocate(n)
+
+    def publish(self, sequence: Sequence, upto: int) -> None:
+        """Give the tree the whole pages below ``upto``, and take the tree's own where it had them already."""
+        lease, size = sequence.lease, self.page_size
+        if self._cache is None or lease is None or upto // size * size <= lease.length:
+            return
+        first, last = lease.length // size, upto // size
+        mine = sequence.pages[first:last]
+        kept = self._cache.insert(lease, sequence.tokens[first * size : last * size], mine)
+        if kept != mine:
+            sequence.pages[first:last] = kept
+            sequence.tabled = 0
+
+    def leave(self, sequence: Sequence) -> Lease | None:
+        """Free what is not in the tree. Returns the lease, for ``release``."""
+        self._book.free(sequence.pages[self.shared(sequence) :])
+        lease, sequence.lease = sequence.lease, None
+        sequence.pages, sequence.tabled = [], 0
+        return lease
+
+    def flush(self) -> None:
+        if self._cache is not None:
+            self._cache.flush()
+
+    # --------------------------------------------------------------------------------------------------------- checks
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Every page has one owner, and the running sequences' leased pages are the tree's."""
+        private = []
+        for sequence in running:
+            private += sequence.pages[self.shared(sequence) :]
+            self._check_sequence(sequence)
+        self._book.check(self._cache.check() if self._cache else [], private)
+
+    def _check_sequence(self, sequence: Sequence) -> None:
+        assert sequence.computed <= len(sequence.pages) * self.page_size
+        assert sequence.tabled <= len(sequence.pages)
+        assert (sequence.lease is None) == (self._cache is None)
+        if self._cache is not None and sequence.lease is not None:
+            assert sequence.lease.length <= sequence.computed
+            assert self._cache.pages(sequence.lease) == sequence.pages[: self.shared(sequence)]
+
+
+def cacheable(sequence: Sequence) -> int:
+    """Positions that may come from the cache: all but the last, and none whose logits are still wanted."""
+    last = len(sequence.tokens) - 1
+    return last if sequence.score_from is None else min(last, max(sequence.score_from, sequence.scored))
