@@ -42,8 +42,9 @@ HARD = [
     "𝕳𝖊𝖑𝖑𝖔", "𐍈", "\U0010ffff", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "____----====", "!!!???...",
 ]  # fmt: skip
 
+# Unassigned code points are left out: which of them are numbers by now differs between Unicode versions.
 TEXTS = st.lists(
-    st.one_of(st.sampled_from(HARD), st.text(st.characters(exclude_categories=["Cs"]), max_size=8)), max_size=4
+    st.one_of(st.sampled_from(HARD), st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=8)), max_size=4
 ).map("".join)
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -153,7 +154,7 @@ def test_plain_text_is_what_transformers_makes_of_it_without_special_tokens(smol
 
 class SlowSmol:
     """llama.cpp's rule for ``smollm`` word by word: each numeric character alone, GPT-2's expression for the rest, and
-    in each piece the earliest merge of the list first."""
+    in each piece the earliest merge of the list first. Bytes without a token vanish before merging, as in the library."""
 
     def __init__(self, path: Path) -> None:
         metadata = GGUFFile(path).metadata
@@ -163,13 +164,13 @@ class SlowSmol:
 
     def encode(self, text: str) -> list[int]:
         pieces = [piece for part in regex.split(r"(\p{N})", text) for piece in self._words(part)]
-        return [self.ids[token] for piece in pieces for token in self._merged(piece) if token in self.ids]
+        return [self.ids[token] for piece in pieces for token in self._merged(piece)]
 
     def _words(self, text: str) -> list[str]:
         return regex.findall(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", text)
 
     def _merged(self, piece: str) -> list[str]:
-        symbols = [self.spelling[byte] for byte in piece.encode()]
+        symbols = [char for byte in piece.encode() if (char := self.spelling[byte]) in self.ids]
         while len(symbols) > 1:
             ranked = [self.ranks.get(pair, 10**9) for pair in itertools.pairwise(symbols)]
             best = min(ranked)
