@@ -18,12 +18,15 @@ def serve(backend: Backend, config: ServerConfig, ready: Callable[[str], None] =
 
     Raises ConfigError when the address cannot be listened on.
     """
-    listener = listen(config)
-    server = _Server(backend, config, lambda: ready(url_of(listener)))
-    try:
-        server.run(sockets=[listener])
-    finally:
-        listener.close()
+    with listen(config) as listener:
+        serve_on(listener, backend, config, ready)
+
+
+def serve_on(
+    listener: socket.socket, backend: Backend, config: ServerConfig, ready: Callable[[str], None] = lambda url: None
+) -> None:
+    """Like ``serve``, on a socket that listens already."""
+    _Server(backend, config, lambda: ready(url_of(listener))).run(sockets=[listener])
 
 
 def listen(config: ServerConfig) -> socket.socket:

@@ -24,8 +24,8 @@ _BUFFERED = 64
 
 
 def event(data: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    """One server-sent event. ASCII only: some clients split lines at characters that JSON leaves as they are."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
 # ----------------------------------------------------------------------------------------------------------- chunks

@@ -1,0 +1,204 @@
+"""The ``sglite`` command. Every command imports what it needs when it runs, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglite import __version__
+from sglite.errors import ConfigError, SgliteError
+from sglite.options import add_options, given_options, read_options
+from sglite.runtime.config import EngineConfig
+from sglite.runtime.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from sglite.protocol import Backend
+
+Command = Callable[[argparse.Namespace], int]
+
+DESCRIPTION = "Run programs that call a language model many times, or serve a model to them."
+EXAMPLES = """examples:
+  sglite models                                    which models are known, and which are here already
+  sglite chat                                      talk to the default model
+  sglite serve --model smollm2-135m --port 30000   OpenAI's and SGLang's APIs on http://127.0.0.1:30000
+  sglite run program.py --my-option 3              a program with a model loaded behind it
+  sglite run --backend http://127.0.0.1:30000 program.py
+"""
+SERVE_EXAMPLES = """examples:
+  sglite serve --model smollm2-135m --port 30000
+  sglite serve --model ./my-model-folder --dtype float32 --context-length 4096
+  curl http://127.0.0.1:30000/v1/chat/completions -H 'content-type: application/json' \\
+       -d '{"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hello"}]}'
+"""
+RUN_EXAMPLES = """examples:
+  sglite run program.py                  the default model, in this process
+  sglite run --model ./folder program.py --my-option 3
+  sglite run --backend http://127.0.0.1:30000 program.py
+  sglite run --trace trace.json program.py
+
+Options before the program are sglite's, those after it the program's.
+"""
+CHAT_EXAMPLES = """examples:
+  sglite chat
+  sglite chat --system "Answer in one sentence."
+  echo "What is the capital of France?" | sglite chat --temperature 0
+  sglite chat --backend http://127.0.0.1:30000
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit code: 0, 1 for what failed, 2 for a wrong command line."""
+    options = parser().parse_args(arguments)
+    command: Command = options.command
+    try:
+        return command(options)
+    except SgliteError as error:
+        return _report(error, options.debug)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has left; keep Python from complaining at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        "sglite", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--version", action="version", version=f"sglite {__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    serve = _command(commands, "serve", serve_command, "serve a model over HTTP", SERVE_EXAMPLES)
+    add_options(serve, ServerConfig, "server")
+    add_options(serve, EngineConfig, "engine")
+    run = _command(commands, "run", run_command, "run a program with a backend set", RUN_EXAMPLES)
+    run.add_argument("--trace", type=Path, metavar="FILE", help="write the trace of every program run, as JSON")
+    _backend_options(run)
+    run.add_argument("program", type=Path, help="a Python file")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
+    chat = _command(commands, "chat", chat_command, "talk to a model", CHAT_EXAMPLES)
+    chat.add_argument("--system", metavar="TEXT", help="the system prompt")
+    chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest answer (default: 512)")
+    chat.add_argument("--temperature", type=float, default=0.7, metavar="X", help="0 is greedy (default: 0.7)")
+    _backend_options(chat)
+    models = _command(commands, "models", models_command, "list the known models", "")
+    models.add_argument("--json", action="store_true", help="print JSON")
+    return top
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, run: Command, text: str, examples: str
+) -> argparse.ArgumentParser:
+    made = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    made.set_defaults(command=run)
+    return made
+
+
+def _backend_options(made: argparse.ArgumentParser) -> None:
+    remote = made.add_argument_group("a server instead of a model in this process")
+    remote.add_argument("--backend", metavar="URL", help="use the sglite server at this URL")
+    remote.add_argument("--api-key", metavar="KEY", help="its API key (default: $SGLITE_API_KEY)")
+    add_options(made, EngineConfig, "engine")
+
+
+def _report(error: SgliteError, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    print(f"sglite: error: {error}{_place(error)}", file=sys.stderr)
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def _place(error: SgliteError) -> str:
+    return f" ({error.__notes__[0]})" if getattr(error, "__notes__", None) else ""
+
+
+# --------------------------------------------------------------------------------------------------------- commands
+
+
+def serve_command(options: argparse.Namespace) -> int:
+    from sglite.runtime.server.runner import listen, serve_on
+
+    config = read_options(ServerConfig, options)
+    with listen(config) as listener:  # first: a port in use is known in no time, a model takes seconds to load
+        backend = _engine(options)
+        serve_on(listener, backend, config, lambda url: print(f"sglite: serving at {url}", file=sys.stderr, flush=True))
+    return 0
+
+
+def run_command(options: argparse.Namespace) -> int:
+    import sglite
+
+    if not options.program.is_file():
+        raise ConfigError(f"there is no program {str(options.program)!r}")
+    sglite.set_default_backend(_backend(options))
+    sys.argv = [str(options.program), *options.arguments]
+    sys.path.insert(0, str(options.program.resolve().parent))
+    try:
+        runpy.run_path(str(options.program), run_name="__main__")
+    except SgliteError as error:
+        _locate(error, options.program)
+        raise
+    return 0
+
+
+def chat_command(options: argparse.Namespace) -> int:
+    from sglite.terminal import Conversation, talk
+
+    conversation = Conversation(
+        _backend(options), options.system, max_new_tokens=options.max_tokens, temperature=options.temperature
+    )
+    return talk(conversation, sys.stdin, sys.stdout)
+
+
+def models_command(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from sglite.runtime.hub import list_models
+
+    models = list_models()
+    if options.json:
+        print(json.dumps([asdict(model) for model in models], indent=2))
+        return 0
+    width = max(len(model.name) for model in models)
+    for model in models:
+        place = "here" if model.cached else "to be fetched"
+        print(f"{model.name:{width}}  {model.size / 1e6:6.0f} MB  {model.licence:12}  {place:13}  {model.title}")
+    return 0
+
+
+def _backend(options: argparse.Namespace) -> Backend:
+    if options.backend is None:
+        return _engine(options)
+    given = sorted(given_options(EngineConfig, options))
+    if given:
+        raise ConfigError(f"{', '.join(given)} are options of an engine; the server at --backend has its own")
+    from sglite.lang.backends.http import RuntimeEndpoint
+
+    return RuntimeEndpoint(options.backend, options.api_key or os.environ.get("SGLITE_API_KEY"))
+
+
+def _engine(options: argparse.Namespace) -> Backend:
+    from sglite.runtime.engine import Engine
+
+    return Engine(**given_options(EngineConfig, options))
+
+
+def _locate(error: SgliteError, program: Path) -> None:
+    """Note the program's line on an error that came out of it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(program)]
+    if frames:
+        error.add_note(f"{program}, line {frames[-1].lineno}")
