@@ -154,7 +154,7 @@ def test_plain_text_is_what_transformers_makes_of_it_without_special_tokens(smol
 
 class SlowSmol:
     """llama.cpp's rule for ``smollm`` word by word: each numeric character alone, GPT-2's expression for the rest, and
-    in each piece the earliest merge of the list first. Bytes without a token vanish before merging, as in the library."""
+    in each piece the earliest merge of the list first. As in the library, bytes without a token vanish before that."""
 
     def __init__(self, path: Path) -> None:
         metadata = GGUFFile(path).metadata

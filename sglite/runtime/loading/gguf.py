@@ -98,11 +98,13 @@ def _tensor(cursor: _Cursor) -> TensorInfo:
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise _DamagedError(f"tensor {name} has {dimensions} dimensions")
     shape = tuple(cursor.scalar(GGUFValueType.UINT64) for _ in range(dimensions))[::-1]
+    if 0 in shape:
+        raise _DamagedError(f"tensor {name} has the shape {list(shape)}")
     code = cursor.scalar(GGUFValueType.UINT32)
     try:
         kind = GGMLQuantizationType(code)
     except ValueError:
-        raise ModelLoadError(f"tensor {name} has the unknown type {code}, which is not supported") from None
+        raise _DamagedError(f"tensor {name} has the unknown type {code}") from None
     block, size = GGML_QUANT_SIZES[kind]
     if shape[-1] % block:
         raise _DamagedError(f"tensor {name} has rows of {shape[-1]} numbers, {kind.name} needs whole blocks of {block}")

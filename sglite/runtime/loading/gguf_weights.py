@@ -71,7 +71,11 @@ class GGUFWeights:
             raise ModelLoadError(f"{self._file.path} lacks the tensor {name}")
         weight = finite(self._read(self._tensors[name]), name, self._file.path)
         heads = self._permuted.get(name.split(".")[-2]) if "." in name else None
-        return weight if heads is None else _unpermute(weight, heads, name)
+        if heads is None:
+            return weight
+        if weight.shape[0] % (2 * heads):
+            raise ModelLoadError(f"{self._file.path}: tensor {name} has {weight.shape[0]} rows for {heads} heads")
+        return _unpermute(weight, heads)
 
     def _read(self, tensor: TensorInfo) -> WeightSource:
         data = torch.frombuffer(self._file.raw(tensor), dtype=torch.uint8)
@@ -104,11 +108,8 @@ def _blocks(kind: BlockFormat, data: Tensor, shape: tuple[int, ...]) -> BlockQua
     )
 
 
-def _unpermute(weight: WeightSource, heads: int, name: str) -> WeightSource:
+def _unpermute(weight: WeightSource, heads: int) -> WeightSource:
     """GGUF files of the Llama architecture order the rows of a head for rotating neighbours (0, D/2, 1, D/2 + 1, ...);
     here, as in Hugging Face's layout, the halves of a head rotate."""
-    rows = weight.shape[0]
-    if rows % (2 * heads):
-        raise ModelLoadError(f"tensor {name} has {rows} rows, which {heads} heads cannot share")
-    index = torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
+    index = torch.arange(weight.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
     return weight.rows(index) if isinstance(weight, BlockQuantized) else weight[index]
