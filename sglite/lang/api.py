@@ -1,0 +1,298 @@
+"""The words of the language: what stands right of ``s +=``, and a few functions about backends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict, Unpack
+
+from sglite.errors import GrammarError, ProgramError, UnsupportedError
+from sglite.lang.choices import ChoicesMethod, find_method
+from sglite.lang.nodes import Appendable, Expr, Gen, RoleBegin, RoleEnd, Row, Select, flatten, role
+from sglite.lang.options import given_options
+from sglite.lang.run import as_backend, forget_info, set_default
+from sglite.lang.schema import dtype_of, from_json_schema, from_type
+from sglite.lang.waiting import background
+from sglite.protocol import Constraint
+from sglite.reasoning import reasoning_format
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    *,
+    schema: Any = None,
+    repetition_penalty: float | None = None,
+    seed: int | None = None,
+) -> Expr:
+    """A call of the model; its text becomes the variable ``name`` and part of the state.
+
+    Options left out come from ``f.run(...)``. At most one of ``dtype`` (int, float, bool, str), ``choices``, ``regex``,
+    ``json_schema`` and ``schema`` (a pydantic model, dataclass, TypedDict, Enum, Literal, other type or JSON Schema,
+    for ``s.value(name)``) constrains the text. With ``n`` > 1 the variable is a list and the state goes on with its
+    first. A stop string is neither in the variable nor in the state.
+    Raises ProgramError, InvalidRequestError and GrammarError naming the argument that cannot be.
+    """
+    given = given_options(
+        {
+            "max_new_tokens": max_tokens,
+            "min_new_tokens": min_tokens,
+            "n": n,
+            "stop": stop,
+            "stop_token_ids": stop_token_ids,
+            "stop_regex": stop_regex,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
+            "repetition_penalty": repetition_penalty,
+            "seed": seed,
+            "ignore_eos": ignore_eos,
+            "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len,
+            "top_logprobs_num": top_logprobs_num,
+            "return_text_in_logprobs": return_text_in_logprobs,
+        }
+    )
+    wanted = {"dtype": dtype, "choices": choices, "regex": regex, "json_schema": json_schema, "schema": schema}
+    kinds = [argument for argument, value in wanted.items() if value is not None]
+    _name(name)
+    if len(kinds) > 1:
+        raise ProgramError(f"gen({name!r}): {kinds[0]} and {kinds[1]} cannot be combined; at most one shapes the text")
+    if choices is not None:
+        return _choose(name, choices, choices_method, given)
+    if choices_method is not None:
+        raise ProgramError(f"gen({name!r}): choices_method needs choices")
+    return _SHAPES[kinds[0]](name, given, wanted[kinds[0]]) if kinds else Gen(name, given)
+
+
+class GenOptions(TypedDict, total=False):
+    """The options of ``gen`` behind its first four."""
+
+    stop_token_ids: Sequence[int] | None
+    stop_regex: str | Sequence[str] | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    ignore_eos: bool | None
+    return_logprob: bool | None
+    logprob_start_len: int | None
+    top_logprobs_num: int | None
+    return_text_in_logprobs: bool | None
+    repetition_penalty: float | None
+    seed: int | None
+
+
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **options: Unpack[GenOptions],
+) -> Expr:
+    """``gen(dtype=int)``."""
+    return gen(name, max_tokens, n=n, stop=stop, dtype=int, **options)
+
+
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **options: Unpack[GenOptions],
+) -> Expr:
+    """``gen(dtype=str)``: a text in double quotes."""
+    return gen(name, max_tokens, n=n, stop=stop, dtype=str, **options)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | str | None = None,
+) -> Select:
+    """The likeliest of ``choices`` (with ``temperature`` > 0: one drawn by their scores), as the variable ``name``.
+
+    ``choices_method`` is ``token_length_normalized`` (the default), ``greedy_token_selection``,
+    ``unconditional_likelihood_normalized`` or ``exact``; scores are in ``s.get_meta_info(name)``.
+    """
+    _name(name)
+    texts = _choices(choices)
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= 100:
+        raise ProgramError(f"select: temperature must be a number from 0 to 100, not {temperature!r}")
+    return Select(name, texts, float(temperature), find_method(choices_method))
+
+
+def _choose(
+    name: str | None, choices: Sequence[str], method: ChoicesMethod | str | None, given: Mapping[str, Any]
+) -> Select:
+    others = sorted(given.keys() - {"temperature"})
+    if others:
+        raise ProgramError(f"gen({name!r}): {others[0]} has no effect together with choices; leave it out")
+    return select(name, choices, given.get("temperature", 0.0), method)
+
+
+def _choices(choices: Any) -> tuple[str, ...]:
+    if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
+        raise ProgramError(f"choices must be a list of at least one text, not {choices!r}")
+    for choice in choices:
+        if not isinstance(choice, str) or not choice:
+            raise ProgramError(f"choices must be texts that are not empty, not {choice!r}")
+    if len(set(choices)) < len(choices):
+        twice = next(choice for choice in choices if list(choices).count(choice) > 1)
+        raise ProgramError(f"choices must differ: {twice!r} is there twice")
+    return tuple(choices)
+
+
+def _by_dtype(name: str | None, given: dict[str, Any], dtype: Any) -> Gen:
+    wanted = dtype_of(dtype)
+    if wanted.stops:
+        given = {**given, "stop": (*given.get("stop", ()), *wanted.stops)}
+    return Gen(name, given, Constraint("regex", wanted.regex), "dtype", wanted.read)
+
+
+def _by_regex(name: str | None, given: dict[str, Any], regex: Any) -> Gen:
+    if not isinstance(regex, str) or not regex:
+        raise GrammarError(f"regex must be a text that is not empty, not {regex!r}", param="regex")
+    return Gen(name, given, Constraint("regex", regex), "regex")
+
+
+def _by_json_schema(name: str | None, given: dict[str, Any], schema: Any) -> Gen:
+    constraint, read = from_json_schema(schema)
+    return Gen(name, given, constraint, "json_schema", read)
+
+
+def _by_type(name: str | None, given: dict[str, Any], kind: Any) -> Gen:
+    constraint, read = from_type(kind)
+    return Gen(name, given, constraint, "schema", read)
+
+
+_SHAPES: dict[str, Callable[[str | None, dict[str, Any], Any], Gen]] = {
+    "dtype": _by_dtype,
+    "regex": _by_regex,
+    "json_schema": _by_json_schema,
+    "schema": _by_type,
+}
+
+
+def _name(name: Any) -> None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ProgramError(f"the name of a variable must be a text that is not empty, not {name!r}")
+
+
+# ------------------------------------------------------------------------------------------------------------- turns
+
+
+def system(expr: Appendable | None = None) -> Row:
+    return role("system", expr)
+
+
+def user(expr: Appendable | None = None) -> Row:
+    return role("user", expr)
+
+
+def assistant(expr: Appendable | None = None) -> Row:
+    return role("assistant", expr)
+
+
+def system_begin() -> RoleBegin:
+    return RoleBegin("system")
+
+
+def system_end() -> RoleEnd:
+    return RoleEnd("system")
+
+
+def user_begin() -> RoleBegin:
+    return RoleBegin("user")
+
+
+def user_end() -> RoleEnd:
+    return RoleEnd("user")
+
+
+def assistant_begin() -> RoleBegin:
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> RoleEnd:
+    return RoleEnd("assistant")
+
+
+def separate_reasoning(expr: Appendable | None = None, model_type: str | None = None) -> Row:
+    """``expr`` with the reasoning of its gens split off: into ``<name>_reasoning_content``, out of variable and text.
+
+    ``model_type`` names the model's family (qwen3, deepseek-r1, kimi, ...).
+    """
+    if model_type is None:
+        raise ProgramError("separate_reasoning needs model_type, the family of the model")
+    reasoning_format(model_type)
+    row = flatten(expr) if expr is not None else ()
+    return Row(tuple(replace(node, reasoning=model_type) if isinstance(node, Gen) else node for node in row))
+
+
+def image(expr: Any) -> Expr:
+    """Raises UnsupportedError: no model here takes images yet."""
+    raise UnsupportedError("images are not supported: the models sglite runs take text only", param="image")
+
+
+def video(path: str, num_frames: int) -> Expr:
+    """Raises UnsupportedError: no model here takes videos yet."""
+    raise UnsupportedError("videos are not supported: the models sglite runs take text only", param="video")
+
+
+# ---------------------------------------------------------------------------------------------------------- backends
+
+
+def set_default_backend(backend: Any) -> None:
+    """What programs run on when ``run`` is given no ``backend``; None takes it away."""
+    set_default(backend)
+
+
+def flush_cache(backend: Any = None) -> bool:
+    """Empties the backend's prefix cache."""
+    chosen = as_backend(backend)
+    _on_loop(chosen.flush_cache())
+    return True
+
+
+def get_server_info(backend: Any = None) -> dict[str, Any]:
+    """What the backend says of its model and itself."""
+    chosen = as_backend(backend)
+    info = _on_loop(chosen.info())
+    forget_info(chosen)
+    fields = ("name", "context_length", "vocab_size", "eos_token_ids")
+    return {**{field: getattr(info, field) for field in fields}, **info.details}
+
+
+def _on_loop(coroutine: Any) -> Any:
+    home = background()
+    home.refuse_blocking("asking a backend")
+    return asyncio.run_coroutine_threadsafe(coroutine, home.loop).result()

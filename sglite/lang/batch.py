@@ -1,0 +1,147 @@
+"""Many runs of one program: bodies on a bounded pool, everything else on the shared loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from sglite.errors import ProgramError
+from sglite.lang.options import Options
+from sglite.lang.state import ProgramState
+from sglite.lang.waiting import Signal, background
+from sglite.protocol import Backend
+
+if TYPE_CHECKING:
+    from sglite.lang.program import Program
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+"""Positional and keyword arguments of one run."""
+
+_IN_FLIGHT = 1024
+
+
+def run_batch(
+    program: Program,
+    batch: Any,
+    backend: Backend,
+    num_threads: int | str,
+    options: Options,
+    progress_bar: bool,
+) -> Iterator[ProgramState]:
+    """The states in order, each as soon as it and those before it are done. Raises ProgramError before any runs."""
+    if not isinstance(batch, list | tuple):
+        raise ProgramError(f"run_batch takes a list of dicts or tuples of arguments, not {type(batch).__name__}")
+    calls = [_arguments(program, each) for each in batch]
+    states = _Batch(program, calls, backend, options, *_limits(num_threads)).states()
+    return _with_progress(states, len(calls), program.name) if progress_bar else states
+
+
+def _arguments(program: Program, each: Any) -> Arguments:
+    if isinstance(each, Mapping):
+        call: Arguments = (), each
+    elif isinstance(each, list | tuple):
+        call = each, {}
+    else:
+        raise ProgramError(f"each set of arguments must be a dict or a tuple, not {type(each).__name__}")
+    program.arguments(*call)
+    return call
+
+
+def _limits(num_threads: int | str) -> tuple[int, int]:
+    """How many functions run at once, and how many programs are unfinished at once."""
+    if num_threads == "auto":
+        return max(96, 16 * (os.cpu_count() or 1)), _IN_FLIGHT
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
+        raise ProgramError(f'num_threads must be "auto" or a number of at least 1, not {num_threads!r}')
+    return num_threads, num_threads
+
+
+class _Batch:
+    """A few workers on the loop take one set of arguments after the other."""
+
+    def __init__(
+        self, program: Program, calls: list[Arguments], backend: Backend, options: Options, threads: int, in_flight: int
+    ) -> None:
+        self._program = program
+        self._backend = backend
+        self._options = options
+        self._waiting = deque(enumerate(calls))
+        self._results: list[ProgramState | None] = [None] * len(calls)
+        self._running: dict[int, ProgramState] = {}
+        self._workers = min(in_flight, len(calls))
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sglite-batch")
+        self._done = Signal()
+        self._home = background()
+
+    def states(self) -> Iterator[ProgramState]:
+        self._home.refuse_blocking("run_batch")
+        try:
+            self._home.call(self._begin)
+            for index in range(len(self._results)):
+                self._done.block_until(lambda index=index: self._results[index] is not None)  # type: ignore[misc]
+                state, self._results[index] = self._results[index], None
+                assert state is not None
+                yield state
+        finally:
+            self._stop()
+
+    def _begin(self) -> None:
+        self._home.start(self._work())
+
+    async def _work(self) -> None:
+        if len(self._results) > 1:
+            from sglite.lang.prefix import warm
+
+            await warm(self._program, self._backend)
+        for _ in range(self._workers):
+            self._home.start(self._worker())
+
+    async def _worker(self) -> None:
+        while self._waiting:
+            index, call = self._waiting.popleft()
+            self._results[index] = await self._one(index, call)
+            self._done.notify()
+
+    async def _one(self, index: int, call: Arguments) -> ProgramState:
+        from sglite.lang.program import run_in_task, run_in_thread
+
+        func = self._program.func
+        state, arguments = self._program.prepare(*call, self._options, self._backend, self._home)
+        self._running[index] = state
+        if self._program.is_async:
+            await self._home.start(run_in_task(func, state, arguments))
+        else:
+            run = contextvars.copy_context().run
+            with contextlib.suppress(RuntimeError):  # the pool was shut down: the batch has been given up
+                await asyncio.get_running_loop().run_in_executor(self._pool, run, run_in_thread, func, state, arguments)
+        await state.wait()
+        del self._running[index]
+        return state
+
+    def _stop(self) -> None:
+        """At the end, or when the reader leaves early: what still runs is aborted."""
+        self._waiting.clear()
+        for state in list(self._running.values()):
+            state.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _with_progress(states: Iterator[ProgramState], total: int, title: str) -> Iterator[ProgramState]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=False) as progress:
+        yield from progress.track(states, total=total)

@@ -1,0 +1,76 @@
+"""Sampling and logprob options: an author's few words over a program's defaults, merged once per node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from sglite.errors import InvalidRequestError, ProgramError
+from sglite.lang.nodes import as_strings
+from sglite.protocol import LogprobParams, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobOptions:
+    """SGLang's four words for logprobs. Asking for a detail asks for logprobs."""
+
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+
+    def params(self) -> LogprobParams | None:
+        start = None if self.logprob_start_len in (None, -1) else self.logprob_start_len
+        wanted = start is not None or bool(self.top_logprobs_num)
+        if self.return_logprob is False and wanted:
+            name = "logprob_start_len" if start is not None else "top_logprobs_num"
+            raise InvalidRequestError(f"{name} needs return_logprob=True", param=name)
+        if not (self.return_logprob or wanted):
+            return None
+        return LogprobParams(prompt_start=start, top=self.top_logprobs_num or 0).validate()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything a generation needs besides its prompt and constraint."""
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    logprobs: LogprobOptions = field(default_factory=LogprobOptions)
+
+    def over(self, given: Mapping[str, Any]) -> Options:
+        """These options with ``given`` put over them. Raises InvalidRequestError naming the field."""
+        if not given:
+            return self
+        sampling = {k: v for k, v in given.items() if k in SAMPLING}
+        logprobs = {k: v for k, v in given.items() if k in LOGPROBS}
+        return Options(_sampling(self.sampling, sampling), replace(self.logprobs, **logprobs))
+
+
+def _sampling(base: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
+    if not given:
+        return base
+    merged = replace(base, **given)
+    if "min_new_tokens" not in given and merged.min_new_tokens > merged.max_new_tokens:
+        merged = replace(merged, min_new_tokens=merged.max_new_tokens)
+    return merged.validate()
+
+
+SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"skip_special_tokens", "logit_bias"}
+LOGPROBS = frozenset(f.name for f in fields(LogprobOptions))
+NAMES = SAMPLING | LOGPROBS
+"""The keywords that ``f.run`` takes for itself; all others are the program's arguments."""
+
+
+def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the author really set, in the protocol's types. Raises for values of a wrong type."""
+    given = {name: value for name, value in values.items() if value is not None}
+    for name in ("stop", "stop_regex"):
+        if name in given:
+            given[name] = as_strings(name, given[name])
+    if "stop_token_ids" in given:
+        given["stop_token_ids"] = tuple(given["stop_token_ids"])
+    for name in ("return_logprob", "return_text_in_logprobs", "ignore_eos"):
+        if not isinstance(given.get(name, False), bool):
+            raise ProgramError(f"{name} must be True or False, not {given[name]!r}")
+    return given

@@ -1,0 +1,255 @@
+"""``@function``: a program, and the ways to run it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, overload
+
+from sglite.errors import ProgramError, UnsupportedError
+from sglite.lang.interpreter import Branch
+from sglite.lang.options import NAMES, Options, given_options
+from sglite.lang.run import Run, as_backend
+from sglite.lang.state import ProgramState
+from sglite.lang.waiting import Home, background, running_home
+from sglite.protocol import Backend
+
+_DEFAULTS = Options()
+_MAX_BODIES = 10_000
+
+
+class Program:
+    """A function whose first parameter is ``s``. Keywords that name sampling options set the program's defaults,
+    unless the function has a parameter of that name; all others are its arguments."""
+
+    def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
+        self.func = func
+        self.bound = dict(bound or {})
+        self.signature = _signature(func)
+        self.is_async = inspect.iscoroutinefunction(func)
+        functools.update_wrapper(self, func)
+
+    @property
+    def name(self) -> str:
+        return getattr(self.func, "__name__", "program")
+
+    def bind(self, **kwargs: Any) -> Program:
+        """The program with some arguments given."""
+        for name in kwargs:
+            if name not in self.signature.parameters and not self._takes_any:
+                raise ProgramError(f"{self.name}() has no parameter {name!r}")
+        return Program(self.func, {**self.bound, **kwargs})
+
+    def run(self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any) -> ProgramState:
+        """Runs the program and returns its state: at the end, or with ``stream`` at once.
+
+        Sampling defaults: max_new_tokens 128, n 1, temperature 1.0, top_p 1.0, top_k -1, min_p 0, penalties 0,
+        ignore_eos False, no stops, no logprobs; a gen's own argument wins. Raises what the function raises. A failed
+        generation raises where its variable is read, and ``state.error()`` tells.
+        """
+        own, options = self.split(kwargs)
+        state, arguments = self.prepare(args, own, options, as_backend(backend), background(), stream=stream)
+        if self.is_async:
+            run_home = state._branch.run.home
+            run_home.refuse_blocking(f"{self.name}.run()")
+            run_home.call(run_home.start, run_in_task(self.func, state, arguments))
+            if not stream:
+                _await_body(state)
+        elif stream:
+            context = contextvars.copy_context()
+            bodies().submit(context.run, run_in_thread, self.func, state, arguments)
+        else:
+            run_in_thread(self.func, state, arguments)
+        return state if stream else _ended(state)
+
+    async def arun(self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any) -> ProgramState:
+        """``run`` for event loops. An ``async def`` program runs on the caller's loop, a plain one beside it.
+
+        Cancelling the caller aborts the program's requests.
+        """
+        home = running_home() if self.is_async else background()
+        own, options = self.split(kwargs)
+        state, arguments = self.prepare(args, own, options, as_backend(backend), home, stream=stream)
+        if self.is_async:
+            body: asyncio.Future[None] = home.start(run_in_task(self.func, state, arguments))
+        else:
+            context = contextvars.copy_context()
+            loop = asyncio.get_running_loop()
+            body = loop.run_in_executor(bodies(), context.run, run_in_thread, self.func, state, arguments)
+        if stream:
+            return state
+        try:
+            await asyncio.shield(body)
+            await state.wait()
+        except asyncio.CancelledError:
+            state.cancel()
+            raise
+        return _ended(state)
+
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]],
+        *,
+        backend: Any = None,
+        num_threads: int | str = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Runs the program once per set of arguments; returns all states in order (or yields them).
+
+        Never raises for a program that failed: ``state.error()`` tells. ``num_threads`` bounds how many run at once;
+        "auto" is generous. Sampling defaults as in ``run``.
+        """
+        from sglite.lang.batch import run_batch
+
+        states = run_batch(self, batch_kwargs, as_backend(backend), num_threads, make_options(options), progress_bar)
+        return states if generator_style else list(states)
+
+    def trace(self, *, backend: Any = None, **kwargs: Any) -> Any:
+        """The program as symbols, without a model: print it to see its calls, forks and where data decides."""
+        from sglite.lang.tracer import trace_program
+
+        return trace_program(self, kwargs)
+
+    def cache(self, backend: Any = None) -> str:
+        """Computes the constant beginning of the program once, so that later runs find it cached; returns it."""
+        from sglite.lang.prefix import cache
+
+        return cache(self, as_backend(backend))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def prepare(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Options,
+        backend: Backend,
+        home: Home,
+        *,
+        stream: bool = False,
+    ) -> tuple[ProgramState, inspect.BoundArguments]:
+        """A fresh state and the function's arguments. Raises ProgramError naming an argument that does not fit."""
+        arguments = self.arguments(args, kwargs)
+        return ProgramState(Branch(Run(backend, home, options, self.name, stream=stream), "")), arguments
+
+    def split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Options]:
+        """The function's own keywords, and the options that the others are."""
+        own = {k: v for k, v in kwargs.items() if k in self.signature.parameters or k not in NAMES}
+        return own, make_options({k: v for k, v in kwargs.items() if k not in own})
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        bound = {k: v for k, v in self.bound.items() if k not in kwargs}
+        try:
+            return self.signature.bind(*args, **bound, **kwargs)
+        except TypeError as error:
+            raise ProgramError(f"{self.name}(): {error}") from None
+
+    @property
+    def _takes_any(self) -> bool:
+        return any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values())
+
+    def __repr__(self) -> str:
+        return f"<sglite program {self.name}{self.signature}>"
+
+
+@overload
+def function(func: Callable[..., Any], num_api_spec_tokens: None = None) -> Program: ...
+@overload
+def function(func: None = None, num_api_spec_tokens: None = None) -> Callable[[Callable[..., Any]], Program]: ...
+def function(
+    func: Callable[..., Any] | None = None, num_api_spec_tokens: None = None
+) -> Program | Callable[[Callable[..., Any]], Program]:
+    """Makes a program of a function (plain or ``async def``) whose first parameter is ``s``."""
+    if num_api_spec_tokens is not None:
+        raise UnsupportedError("num_api_spec_tokens is not supported; leave it out", param="num_api_spec_tokens")
+    return Program(func) if func is not None else Program
+
+
+def _signature(func: Callable[..., Any]) -> inspect.Signature:
+    """The function's own arguments: without ``s``."""
+    if not callable(func):
+        raise ProgramError(f"@function needs a function, not {type(func).__name__}")
+    parameters = list(inspect.signature(func).parameters.values())
+    if not parameters or parameters[0].name != "s":
+        name = getattr(func, "__name__", "the program")
+        raise ProgramError(f"{name}() must take the program's state as its first parameter, named s")
+    return inspect.Signature(parameters[1:])
+
+
+def make_options(given: Mapping[str, Any]) -> Options:
+    """Raises ProgramError for names that are no options."""
+    unknown = sorted(set(given) - NAMES)
+    if unknown:
+        raise ProgramError(f"unknown option {unknown[0]!r}; known: {', '.join(sorted(NAMES))}")
+    return _DEFAULTS.over(given_options(given))
+
+
+# ------------------------------------------------------------------------------------------------------------ bodies
+
+
+@lru_cache(1)
+def bodies() -> ThreadPoolExecutor:
+    """Threads for functions that run beside their caller. It grows as long as all of its threads are busy, so that
+    programs that wait for each other never wait for a thread."""
+    return ThreadPoolExecutor(_MAX_BODIES, thread_name_prefix="sglite-body")
+
+
+def run_in_thread(func: Callable[..., Any], state: ProgramState, arguments: inspect.BoundArguments) -> None:
+    body = state._branch.run.body
+    body.enter_thread()
+    try:
+        state.ret_value = func(state, *arguments.args, **arguments.kwargs)
+    except BaseException as error:
+        body.error = error
+        state.cancel()
+    finally:
+        _finish(state)
+
+
+async def run_in_task(func: Callable[..., Any], state: ProgramState, arguments: inspect.BoundArguments) -> None:
+    body = state._branch.run.body
+    body.enter_task()
+    try:
+        state.ret_value = await func(state, *arguments.args, **arguments.kwargs)
+    except BaseException as error:
+        body.error = error
+        state.cancel()
+    finally:
+        _finish(state)
+
+
+def _finish(state: ProgramState) -> None:
+    run = state._branch.run
+    run.body.over = True
+    state._branch.finish()
+    run.changed.notify()
+
+
+def _await_body(state: ProgramState) -> None:
+    run = state._branch.run
+    try:
+        run.changed.block_until(run.body.is_over)
+    except BaseException:
+        state.cancel()
+        raise
+
+
+def _ended(state: ProgramState) -> ProgramState:
+    """The state at the end of its run. Raises what its function raised."""
+    error = state._branch.run.body.error
+    if error is not None:
+        raise error
+    try:
+        state.sync()
+    except BaseException:
+        state.cancel()
+        raise
+    return state
