@@ -80,6 +80,7 @@ class CandidateTrack:
         self.sequence = sequence
         self.clock = Clock(job.submitted)
         self.matcher: Matcher | None = None
+        self.scoring = True
         self._group = group
         self._root_length = len(group.trie.root)
         self._done = False

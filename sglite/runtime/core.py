@@ -201,7 +201,7 @@ class EngineCore:
 
     def _score(self, rows: Sequence[tuple[Row, Track]], states: Mapping[Track, Tensor]) -> None:
         for row, track in rows:
-            if self._alive(track) and track in states:
+            if track.scoring and self._alive(track) and track in states:
                 self._contain(track, partial(self._score_row, row, track, states[track]))
 
     def _score_row(self, row: Row, track: Track, states: Tensor) -> None:

@@ -66,6 +66,8 @@ class Track(Protocol):
     sequence: TokenSequence
     clock: Clock
     matcher: Matcher | None
+    scoring: bool
+    """Whether ``targets`` ever names any: most tracks never do, and decode steps are many."""
 
     @property
     def finished(self) -> bool: ...
@@ -115,6 +117,7 @@ class GenerateTrack:
         self._rules = rules
         self._sampling = job.request.sampling
         self._logprobs = job.request.logprobs
+        self.scoring = self._logprobs is not None and self._logprobs.prompt_start is not None
         self._counts: Counter[int] = Counter()
         self._prompt_logprobs: dict[int, TokenLogprob] = {}
         self._fresh: list[tuple[int, TokenLogprob | None]] = []
@@ -131,8 +134,8 @@ class GenerateTrack:
         return self._finish is not None
 
     def targets(self, position: int) -> Sequence[int]:
-        asked = self._logprobs is not None and self._logprobs.prompt_start is not None
-        return (self.sequence.tokens[position + 1],) if asked and position + 1 < self.sequence.prompt_length else ()
+        inside = self.scoring and position + 1 < self.sequence.prompt_length
+        return (self.sequence.tokens[position + 1],) if inside else ()
 
     def scored(self, position: int, choices: Sequence[Choice]) -> None:
         for choice in choices:
