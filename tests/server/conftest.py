@@ -21,7 +21,6 @@ from sglite.protocol import (
     Text,
     TokenLogprob,
     Usage,
-    prompt_text,
 )
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
@@ -118,7 +117,9 @@ def prompt_ids(request: GenerateRequest) -> list[int]:
 
 def logprobs(ids: list[int], top: int = 0) -> tuple[TokenLogprob, ...]:
     return tuple(
-        TokenLogprob(i, -0.5, chr(i), tuple((i + k, -0.5 - k if k < 3 else float("-inf"), chr(i + k)) for k in range(top)))
+        TokenLogprob(
+            i, -0.5, chr(i), tuple((i + k, -0.5 - k if k < 3 else float("-inf"), chr(i + k)) for k in range(top))
+        )
         for i in ids
     )
 

@@ -105,30 +105,43 @@ def _http(error: HTTPException) -> Failure:
 
 
 def _validation(error: RequestValidationError) -> Failure:
-    first = error.errors()[0]
-    kind = first["type"]
-    param = field_path(first["loc"], error.body)
+    shown = [(_path(detail, error.body), detail) for detail in error.errors()]
+    same_field = [entry for entry in shown if entry[0][:1] == shown[0][0][:1]]
+    path, detail = max(same_field, key=lambda entry: len(entry[0]))  # of a union's branches the one that got furthest
+    kind, param = detail["type"], _dotted(path)
+    code = kind if kind in ("unsupported", "missing") else "invalid_request"
+    return Failure(400, _complaint(kind, param, detail["msg"]), param=param, code=code)
+
+
+def _complaint(kind: str, param: str | None, text: str) -> str:
     if kind == "missing":
-        message = f"{param or 'the request body'} is missing"
-    elif kind == "extra_forbidden":
-        message = f"unknown field {param}"
-    else:
-        text = first["msg"]
-        message = f"{param}: {text[:1].lower()}{text[1:]}" if param else f"the request body: {text}"
-    return Failure(400, message, param=param, code=kind if kind in ("unsupported", "missing") else "invalid_request")
+        return f"{param or 'the request body'} is missing"
+    if kind == "extra_forbidden":
+        return f"unknown field {param}"
+    if kind in ("model_attributes_type", "model_type", "dict_type") and param is None:
+        return "the request body must be a JSON object"
+    return f"{param}: {text[:1].lower()}{text[1:]}" if param else text
 
 
-def field_path(location: tuple[str | int, ...], body: Any) -> str | None:
-    """``messages[0].content`` from pydantic's location, without the names of union branches it mixes in."""
-    path, here = "", body
-    parts = [part for part in location if part != "body"] if location[:1] == ("body",) else list(location)
+Path = tuple[str | int, ...]
+
+
+def _path(detail: Mapping[str, Any], body: Any) -> Path:
+    """Where in the body a complaint belongs: pydantic's location without the names of union branches it mixes in."""
+    path: Path = ()
+    here = body
+    parts = detail["loc"][1:] if detail["loc"][:1] == ("body",) else detail["loc"]
     for i, part in enumerate(parts):
-        inside = _inside(here, part)
-        if not inside and i < len(parts) - 1:
-            continue
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-        here = here[part] if inside else None
-    return path.lstrip(".") or None
+        named = i == len(parts) - 1 and detail["type"] in ("missing", "extra_forbidden")
+        if _inside(here, part) or named:
+            path = (*path, part)
+            here = None if named else here[part]
+    return path
+
+
+def _dotted(path: Path) -> str | None:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.lstrip(".") or None
 
 
 def _inside(value: Any, part: str | int) -> bool:

@@ -161,7 +161,6 @@ class _Call:
 
 
 @router.post("/generate")
-@router.put("/generate", include_in_schema=False)
 async def generate(body: Generate, context: Ctx) -> Response:
     """Generate text, or score prompts with ``max_new_tokens`` 0."""
     call = _Call(body, context, (await context.model()).context_length)

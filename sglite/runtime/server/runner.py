@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -27,6 +29,23 @@ def serve_on(
 ) -> None:
     """Like ``serve``, on a socket that listens already."""
     _Server(backend, config, lambda: ready(url_of(listener))).run(sockets=[listener])
+
+
+@contextmanager
+def running(backend: Backend, config: ServerConfig | None = None) -> Iterator[str]:
+    """Serve from a thread of this process, for tests and notebooks; gives the URL. Any free port by default."""
+    config = config or ServerConfig(port=0)
+    started = threading.Event()
+    with listen(config) as listener:
+        server = _Server(backend, config, started.set)
+        thread = threading.Thread(target=server.run, args=([listener],), name="sglite-server", daemon=True)
+        thread.start()
+        started.wait()
+        try:
+            yield url_of(listener)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def listen(config: ServerConfig) -> socket.socket:
