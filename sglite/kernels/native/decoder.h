@@ -1,0 +1,314 @@
+// A whole decoder in one call: embedding, all layers and the final norm, on a team of threads.
+//
+// The residual stays in fp32. Every phase is a list of pieces that workers take one by one, ended by a barrier; a few
+// rows are normed and encoded by every worker for itself, which is cheaper than a barrier.
+#pragma once
+
+#include "attention_step.h"
+#include "rows.h"
+
+namespace sglite {
+
+struct LayerWeights {
+  const float *attention_norm, *mlp_norm, *q_norm, *k_norm;  // the last two may be null
+  Matrix qkv, o, gate_up, down;
+  int32_t window, unused;
+};
+
+struct DecoderWeights {
+  int32_t layers, hidden, intermediate, vocabulary;
+  float eps;
+  int32_t embedding_kind;  // 0: fp32 rows, 1: bf16 rows, 2: a packed matrix
+  AttentionShape attention;
+  const void* embedding;
+  const float *final_norm, *cos, *sin;
+  const LayerWeights* layer;
+};
+
+constexpr int kPrivateRows = 4;  // up to here each worker encodes all rows itself
+constexpr int kBlockRows = 512;  // rows whose intermediate activations are alive at a time
+
+// What one worker needs beside the team's common buffers.
+struct Worker {
+  Activations activations;
+  Buffer<float> row;
+  Unit unit;
+};
+
+// Products on a team: encodes rows once, then shares out pairs of panels.
+class Products {
+ public:
+  Products(Team& team, bool amx) : team_(team), amx_(amx) {
+    for (int i = 0; i < team.size(); ++i) workers_.emplace_back(new Worker);
+  }
+
+  bool amx() const { return amx_; }
+  Team& team() { return team_; }
+
+  // Tiles are configured per thread; attention and products want different ones.
+  void enter() const {
+#if SGLITE_AMX
+    static const TileShapes shapes = tile_shapes(false);
+    if (amx_) load_shapes(shapes);
+#endif
+  }
+  void enter_attention() const {
+#if SGLITE_AMX
+    static const TileShapes shapes = tile_shapes(true);
+    if (amx_) load_shapes(shapes);
+#endif
+  }
+  void leave() const {
+#if SGLITE_AMX
+    if (amx_) TILE_RELEASE();
+#endif
+  }
+
+  // On every worker. fill(row, to) writes the row's numbers, `w.columns` of them.
+  template <class Fill>
+  const Activations& encode(int id, const Matrix& w, int rows, const Fill& fill) {
+    const Coding coding = coding_for(w, rows, amx_);
+    float* row = workers_[id]->row.reserve(w.padded_columns);
+    std::fill(row + w.columns, row + w.padded_columns, 0.0f);
+    if (rows <= kPrivateRows) {
+      Activations& own = workers_[id]->activations;
+      own.shape(coding, rows, w.padded_columns);
+      encode_range(own, fill, row, 0, rows);
+      return own;
+    }
+    if (id == 0) shared_.shape(coding, rows, w.padded_columns);
+    team_.barrier();
+    team_.share(rows, piece(rows), [&](int begin, int end) { encode_range(shared_, fill, row, begin, end); });
+    return shared_;
+  }
+
+  // On every worker. Pair i of panels is (first(i), second(i)); sink(unit, row, rows, a, b) takes each result.
+  template <class Pair, class Sink>
+  void multiply(int id, const Matrix& w, const Activations& x, int rows, int pairs, const Pair& pair, const Sink& sink) {
+    Unit& unit = workers_[id]->unit;
+    team_.share(pairs, piece(pairs), [&](int begin, int end) {
+      for (int i = begin; i < end; ++i) {
+        const auto [a, b] = pair(i);
+        for (int row = 0; row < rows; row += kUnitRows) {
+          const int count = std::min(kUnitRows, rows - row);
+          product(w, x, row, count, a, b, amx_, unit);
+          sink(unit, row, count, a, b);
+        }
+      }
+    });
+  }
+
+  // All panels in order; sink(values, row, panel) takes each row of a panel, bias added.
+  template <class Sink>
+  void multiply_all(int id, const Matrix& w, const Activations& x, int rows, const Sink& sink) {
+    const int panels = w.panels();
+    const auto pair = [panels](int i) { return std::pair<int, int>(2 * i, std::min(2 * i + 1, panels - 1)); };
+    multiply(id, w, x, rows, ceil_div(panels, 2), pair, [&](const Unit& unit, int row, int count, int a, int b) {
+      for (int side = 0; side < (a == b ? 1 : 2); ++side) {
+        const int panel = side == 0 ? a : b;
+        const __m512 bias = bias_of(w, panel);
+        for (int r = 0; r < count; ++r) sink(_mm512_add_ps(_mm512_load_ps(unit.y[side][r]), bias), row + r, panel);
+      }
+    });
+  }
+
+  static __m512 bias_of(const Matrix& w, int panel) {
+    return w.bias != nullptr ? _mm512_loadu_ps(w.bias + panel * kLanes) : _mm512_setzero_ps();
+  }
+
+  int piece(int count) const { return std::max(1, count / (4 * team_.size())); }
+
+ private:
+  template <class Fill>
+  static void encode_range(Activations& to, const Fill& fill, float* row, int begin, int end) {
+    for (int r = begin; r < end; ++r) {
+      fill(r, row);
+      to.encode(r, row);
+    }
+  }
+
+  Team& team_;
+  const bool amx_;
+  Activations shared_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+};
+
+class Decoder {
+ public:
+  Decoder(Products& products, AttentionStep& attention, const DecoderWeights& weights)
+      : products_(products), attention_(attention), weights_(weights) {}
+
+  // hidden: fp32 [wanted][hidden size]
+  void run(const Batch& batch, const Pool& pool, float* hidden) {
+    prepare(batch, pool);
+    products_.team().run([&](int id) {
+      products_.enter();
+      embed(id);
+      for (int layer = 0; layer < weights_.layers; ++layer) run_layer(id, layer);
+      team().share(rows_, 1, [&](int begin, int end) {
+        for (int r = begin; r < end; ++r) {
+          rms_norm(x_ + static_cast<size_t>(r) * hidden_, weights_.final_norm, weights_.eps, hidden_,
+                   hidden + static_cast<size_t>(r) * hidden_);
+        }
+      });
+      products_.leave();
+    });
+  }
+
+ private:
+  Team& team() { return products_.team(); }
+  int query_size() const { return weights_.attention.heads * weights_.attention.head_dim; }
+  int qkv_size() const { return query_size() + 2 * weights_.attention.kv_heads * weights_.attention.head_dim; }
+
+  void prepare(const Batch& batch, const Pool& pool) {
+    batch_ = batch;
+    pool_ = pool;
+    rows_ = batch.tokens;
+    hidden_ = weights_.hidden;
+    const size_t tokens = batch.tokens;
+    x_ = x_buffer_.reserve(tokens * hidden_);
+    kept_buffer_.reserve(static_cast<size_t>(batch.wanted) * hidden_);
+    qkv_ = qkv_buffer_.reserve(tokens * round_up(qkv_size(), kLanes));
+    q_ = q_buffer_.reserve(tokens * query_size());
+    y_ = y_buffer_.reserve(tokens * query_size());
+    gated_ = gated_buffer_.reserve(static_cast<size_t>(std::min<size_t>(tokens, kBlockRows)) * weights_.intermediate);
+    AttentionShape shape = weights_.attention;
+    for (int i = 0; i < weights_.layers; ++i) shape.window = std::max(shape.window, weights_.layer[i].window);
+    attention_.plan(batch, shape, pool.blocked != 0);
+  }
+
+  void embed(int id) {
+    (void)id;
+    team().share(rows_, products_.piece(rows_), [&](int begin, int end) {
+      for (int t = begin; t < end; ++t) embed_row(batch_.ids[t], x_ + static_cast<size_t>(t) * hidden_);
+    });
+  }
+
+  void embed_row(int64_t token, float* to) const {
+    const size_t at = static_cast<size_t>(token) * hidden_;
+    if (weights_.embedding_kind == 0) {
+      std::copy_n(static_cast<const float*>(weights_.embedding) + at, hidden_, to);
+    } else if (weights_.embedding_kind == 1) {
+      from_bf16(static_cast<const bf16*>(weights_.embedding) + at, hidden_, to);
+    } else {
+      unpack_row(*static_cast<const Matrix*>(weights_.embedding), token, to);
+    }
+  }
+
+  void run_layer(int id, int index) {
+    const LayerWeights& layer = weights_.layer[index];
+    const LayerPool pool(pool_, index);
+    project_qkv(id, layer);
+    team().share(rows_, products_.piece(rows_), [&](int begin, int end) {
+      for (int t = begin; t < end; ++t) place(layer, pool, t);
+    });
+    const bool last = index + 1 == weights_.layers;
+    if (last && batch_.wanted == 0) {
+      if (id == 0) rows_ = 0;
+      team().barrier();
+      return;
+    }
+    products_.enter_attention();
+    attention_.run(id, pool, q_, y_, layer.window);
+    products_.enter();
+    if (last && batch_.wanted < batch_.tokens) keep_wanted(id);
+    project_out(id, layer, last);
+    for (int start = 0; start < rows_; start += kBlockRows) feed_forward(id, layer, start);
+  }
+
+  void project_qkv(int id, const LayerWeights& layer) {
+    const Activations& x = products_.encode(id, layer.qkv, rows_, [&](int row, float* to) {
+      rms_norm(x_ + static_cast<size_t>(row) * hidden_, layer.attention_norm, weights_.eps, hidden_, to);
+    });
+    const int stride = round_up(qkv_size(), kLanes);
+    products_.multiply_all(id, layer.qkv, x, rows_, [&](__m512 y, int row, int panel) {
+      _mm512_storeu_ps(qkv_ + static_cast<size_t>(row) * stride + panel * kLanes, y);
+    });
+  }
+
+  // A token's query, key and value: norms of heads, RoPE, bf16; key and value go into the pool.
+  void place(const LayerWeights& layer, const LayerPool& pool, int token) {
+    const int dim = weights_.attention.head_dim, heads = weights_.attention.heads, kv_heads = weights_.attention.kv_heads;
+    float* row = qkv_ + static_cast<size_t>(token) * round_up(qkv_size(), kLanes);
+    const float* cos = weights_.cos + batch_.positions[token] * (dim / 2);
+    const float* sin = weights_.sin + batch_.positions[token] * (dim / 2);
+    for (int head = 0; head < heads; ++head) {
+      if (layer.q_norm != nullptr) rms_norm(row + head * dim, layer.q_norm, weights_.eps, dim, row + head * dim);
+      rotate(row + head * dim, cos, sin, dim, q_ + static_cast<size_t>(token) * query_size() + head * dim);
+    }
+    alignas(64) bf16 k[kMaxDim], v[kMaxDim];
+    for (int head = 0; head < kv_heads; ++head) {
+      float *key = row + query_size() + head * dim, *value = key + kv_heads * dim;
+      if (layer.k_norm != nullptr) rms_norm(key, layer.k_norm, weights_.eps, dim, key);
+      rotate(key, cos, sin, dim, k);
+      to_bf16(value, dim, v);
+      pool.write(batch_.write_slots[token], head, k, v);
+    }
+  }
+
+  // Nobody asks for the other rows any more: the last layer goes on with the wanted ones.
+  void keep_wanted(int id) {
+    float *to = kept_buffer_.get(), *y = qkv_;  // the products of q, k and v are no longer needed
+    team().share(batch_.wanted, 1, [&](int begin, int end) {
+      for (int r = begin; r < end; ++r) {
+        const size_t token = batch_.wanted_tokens[r];
+        std::copy_n(x_ + token * hidden_, hidden_, to + static_cast<size_t>(r) * hidden_);
+        std::copy_n(y_ + token * query_size(), query_size(), y + static_cast<size_t>(r) * query_size());
+      }
+    });
+    if (id == 0) {
+      rows_ = batch_.wanted;
+      x_ = to;
+      y_ = y;
+    }
+    team().barrier();
+  }
+
+  void project_out(int id, const LayerWeights& layer, bool) {
+    const Activations& y = products_.encode(id, layer.o, rows_, [&](int row, float* to) {
+      std::copy_n(y_ + static_cast<size_t>(row) * query_size(), query_size(), to);
+    });
+    add_product(id, layer.o, y, 0, rows_);
+  }
+
+  void add_product(int id, const Matrix& w, const Activations& x, int start, int rows) {
+    products_.multiply_all(id, w, x, rows, [&](__m512 y, int row, int panel) {
+      float* to = x_ + static_cast<size_t>(start + row) * hidden_ + panel * kLanes;
+      _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), y));
+    });
+  }
+
+  void feed_forward(int id, const LayerWeights& layer, int start) {
+    const int rows = std::min(kBlockRows, rows_ - start), size = weights_.intermediate, panels = size / kLanes;
+    const Activations& x = products_.encode(id, layer.gate_up, rows, [&](int row, float* to) {
+      rms_norm(x_ + static_cast<size_t>(start + row) * hidden_, layer.mlp_norm, weights_.eps, hidden_, to);
+    });
+    const auto pair = [panels](int i) { return std::pair<int, int>(i, i + panels); };
+    const auto gate = [&](const Unit& unit, int row, int count, int a, int b) {
+      const __m512 bias_a = Products::bias_of(layer.gate_up, a), bias_b = Products::bias_of(layer.gate_up, b);
+      for (int r = 0; r < count; ++r) {
+        const __m512 g = _mm512_add_ps(_mm512_load_ps(unit.y[0][r]), bias_a);
+        const __m512 u = _mm512_add_ps(_mm512_load_ps(unit.y[1][r]), bias_b);
+        _mm512_storeu_ps(gated_ + static_cast<size_t>(row + r) * size + a * kLanes, _mm512_mul_ps(silu(g), u));
+      }
+    };
+    products_.multiply(id, layer.gate_up, x, rows, panels, pair, gate);
+    const Activations& h = products_.encode(id, layer.down, rows, [&](int row, float* to) {
+      std::copy_n(gated_ + static_cast<size_t>(row) * size, size, to);
+    });
+    add_product(id, layer.down, h, start, rows);
+  }
+
+  Products& products_;
+  AttentionStep& attention_;
+  const DecoderWeights weights_;
+  Batch batch_{};
+  Pool pool_{};
+  int rows_ = 0, hidden_ = 0;
+  float *x_ = nullptr, *qkv_ = nullptr, *y_ = nullptr, *gated_ = nullptr;
+  bf16* q_ = nullptr;
+  Buffer<float> x_buffer_, kept_buffer_, qkv_buffer_, y_buffer_, gated_buffer_;
+  Buffer<bf16> q_buffer_;
+};
+
+}  // namespace sglite

@@ -1,0 +1,314 @@
+// Products y = x W^T. A weight lies in panels of 16 rows; the unit of work is two panels times up to 32 rows of x.
+//
+// Formats, with n counting the 16 rows of a panel:
+//   kDense  bf16 [panel][k / 2][n][2]
+//   kInt8   int8 [panel][k / 4][n][4], one scale per row of W; `sums` holds each row's sum of codes
+//   kInt4   nibbles [panel][k / 32][i < 4][n][4]: low ones are k = 4 i + j, high ones 4 (i + 4) + j of the group;
+//           fp16 scale and minimum [panel][k / 32][n]: w = scale * code + minimum, GGUF's Q4_1 as it is
+//
+// With AMX, int8 weights meet 16-bit activations as two exact integer products; without it they meet 8-bit
+// activations in groups of 32, whose integer sums are scaled and added in the order of the groups. Either way a row's
+// result is the same bits whatever rows and however many are computed with it.
+#pragma once
+
+#include "activations.h"
+#include "tiles.h"
+
+namespace sglite {
+
+enum Format : int32_t { kDense = 0, kInt8 = 1, kInt4 = 2 };
+
+struct Matrix {
+  int32_t format, rows, columns, padded_columns;
+  const uint8_t* codes;
+  const void* scale;
+  const uint16_t* minimum;
+  const int32_t* sums;
+  const float* bias;
+
+  int panels() const { return ceil_div(rows, kLanes); }
+};
+
+constexpr int kUnitRows = 32;
+constexpr int kVectorRows = 3;  // up to here the exact int8 product is done without tiles, bit for bit the same
+
+// [panel a or b][row][n]
+struct Unit {
+  alignas(64) float y[2][kUnitRows][kLanes];
+};
+
+inline Coding coding_for(const Matrix& w, int rows, bool amx) {
+  if (w.format == kDense) return Coding::kBf16;
+  if (w.format == kInt4 || !amx) return Coding::kInt8;
+  return rows <= kVectorRows ? Coding::kInt16U : Coding::kInt16;
+}
+
+// --------------------------------------------------------------------------------------------------- bf16, no tiles
+
+template <int R>
+void dense_rows(const Matrix& w, const Activations& x, int row, int a, int b, float (*ya)[kLanes], float (*yb)[kLanes]) {
+  const size_t panel_bytes = static_cast<size_t>(w.padded_columns) * kLanes * 2;
+  const uint8_t *wa = w.codes + a * panel_bytes, *wb = w.codes + b * panel_bytes;
+  const uint8_t* from[R];
+  __m512 sum_a[R], sum_b[R];
+  for (int r = 0; r < R; ++r) {
+    from[r] = x.tile_row(row + r);
+    sum_a[r] = sum_b[r] = _mm512_setzero_ps();
+  }
+  for (int k = 0; k < w.padded_columns; k += 32) {
+    for (int pair = 0; pair < 16; ++pair, wa += 64, wb += 64) {
+      const __m512i va = _mm512_loadu_si512(wa), vb = _mm512_loadu_si512(wb);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        int both;
+        std::memcpy(&both, from[r] + pair * 4, 4);
+        const __m512i xs = _mm512_set1_epi32(both);
+        sum_a[r] = dot_bf16(sum_a[r], va, xs);
+        sum_b[r] = dot_bf16(sum_b[r], vb, xs);
+      }
+    }
+    for (int r = 0; r < R; ++r) from[r] += 1024;
+  }
+  for (int r = 0; r < R; ++r) {
+    _mm512_store_ps(ya[r], sum_a[r]);
+    _mm512_store_ps(yb[r], sum_b[r]);
+  }
+}
+
+// ------------------------------------------------------------------------------------ int8 weights, 16-bit activations
+
+inline void store_exact(float* y, __m512i high, __m512i low, __m512 weight_scale, float row_scale) {
+  const __m512 whole = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(low));
+  _mm512_store_ps(y, _mm512_mul_ps(whole, _mm512_mul_ps(weight_scale, _mm512_set1_ps(row_scale))));
+}
+
+template <int R>
+void exact_rows(const Matrix& w, const Activations& x, int row, int a, int b, float (*ya)[kLanes], float (*yb)[kLanes]) {
+  const size_t panel_bytes = static_cast<size_t>(w.padded_columns) * kLanes;
+  const uint8_t *wa = w.codes + a * panel_bytes, *wb = w.codes + b * panel_bytes;
+  const float* scale = static_cast<const float*>(w.scale);
+  // each byte of x carries 128 too much: take 128 * (sum of the weight's row) away
+  const __m512i extra_a = _mm512_slli_epi32(_mm512_loadu_si512(w.sums + a * kLanes), 7);
+  const __m512i extra_b = _mm512_slli_epi32(_mm512_loadu_si512(w.sums + b * kLanes), 7);
+  const uint8_t* from[R];
+  __m512i high_a[R], low_a[R], high_b[R], low_b[R];
+  for (int r = 0; r < R; ++r) {
+    from[r] = x.tile_row(row + r);
+    high_a[r] = low_a[r] = _mm512_sub_epi32(_mm512_setzero_si512(), extra_a);
+    high_b[r] = low_b[r] = _mm512_sub_epi32(_mm512_setzero_si512(), extra_b);
+  }
+  for (int k = 0; k < w.padded_columns; k += 64) {
+#pragma GCC unroll 4
+    for (int quad = 0; quad < 16; ++quad, wa += 64, wb += 64) {
+      const __m512i va = _mm512_loadu_si512(wa), vb = _mm512_loadu_si512(wb);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        int high, low;
+        std::memcpy(&high, from[r] + quad * 4, 4);
+        std::memcpy(&low, from[r] + 1024 + quad * 4, 4);
+        const __m512i xh = _mm512_set1_epi32(high), xl = _mm512_set1_epi32(low);
+        high_a[r] = _mm512_dpbusd_epi32(high_a[r], xh, va);
+        low_a[r] = _mm512_dpbusd_epi32(low_a[r], xl, va);
+        high_b[r] = _mm512_dpbusd_epi32(high_b[r], xh, vb);
+        low_b[r] = _mm512_dpbusd_epi32(low_b[r], xl, vb);
+      }
+    }
+    for (int r = 0; r < R; ++r) from[r] += 2048;
+  }
+  for (int r = 0; r < R; ++r) {
+    store_exact(ya[r], high_a[r], low_a[r], _mm512_loadu_ps(scale + a * kLanes), x.scale(row + r));
+    store_exact(yb[r], high_b[r], low_b[r], _mm512_loadu_ps(scale + b * kLanes), x.scale(row + r));
+  }
+}
+
+// --------------------------------------------------------------------------- integer weights, 8-bit activations by group
+
+inline __m512 half_floats(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+
+// One group of 32 columns of a panel as unsigned codes, eight vectors of 4 columns each.
+template <Format F>
+struct GroupCodes {
+  __m512i code[8];
+  __m512 scale, minimum;  // w = scale * code + minimum
+
+  void load(const Matrix& w, int panel, int group, int groups) {
+    const size_t at = static_cast<size_t>(panel) * groups + group;
+    if constexpr (F == kInt8) {
+      for (int i = 0; i < 8; ++i) {
+        const __m512i bytes = _mm512_loadu_si512(w.codes + at * 512 + i * 64);
+        code[i] = _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(0x80)));  // signed to unsigned: plus 128
+      }
+      scale = _mm512_loadu_ps(static_cast<const float*>(w.scale) + panel * kLanes);
+      minimum = _mm512_mul_ps(scale, _mm512_set1_ps(-128.0f));
+    } else {
+      const __m512i nibble = _mm512_set1_epi8(0x0F);
+      for (int i = 0; i < 4; ++i) {
+        const __m512i bytes = _mm512_loadu_si512(w.codes + at * 256 + i * 64);
+        code[i] = _mm512_and_si512(bytes, nibble);
+        code[i + 4] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
+      }
+      scale = half_floats(static_cast<const uint16_t*>(w.scale) + at * kLanes);
+      minimum = half_floats(w.minimum + at * kLanes);
+    }
+  }
+};
+
+template <Format F, int R>
+void group_rows(const Matrix& w, const Activations& x, int row, int panel, float (*y)[kLanes]) {
+  const int groups = w.padded_columns / kGroup;
+  const int8_t* codes = x.code_row(row);
+  const float *scales = x.scales(row), *sums = x.sums(row);
+  __m512 total[R];
+  for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
+  for (int g = 0; g < groups; ++g) {
+    GroupCodes<F> group;
+    group.load(w, panel, g, groups);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const int8_t* q = codes + static_cast<size_t>(r) * x.columns() + g * kGroup;
+      __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
+#pragma GCC unroll 4
+      for (int i = 0; i < 8; i += 2) {
+        int first, second;
+        std::memcpy(&first, q + i * 4, 4);
+        std::memcpy(&second, q + i * 4 + 4, 4);
+        even = _mm512_dpbusd_epi32(even, group.code[i], _mm512_set1_epi32(first));
+        odd = _mm512_dpbusd_epi32(odd, group.code[i + 1], _mm512_set1_epi32(second));
+      }
+      const __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
+      const __m512 scale = _mm512_mul_ps(group.scale, _mm512_set1_ps(scales[r * groups + g]));
+      total[r] = _mm512_fmadd_ps(dot, scale, total[r]);
+      total[r] = _mm512_fmadd_ps(group.minimum, _mm512_set1_ps(sums[r * groups + g]), total[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) _mm512_store_ps(y[r], total[r]);
+}
+
+// ------------------------------------------------------------------------------------------------------------- tiles
+
+#if SGLITE_AMX
+
+// Two tiles of rows times two panels in bf16; a step is 32 columns.
+inline void dense_tiles(const Matrix& w, const Activations& x, int row, bool second, int a, int b, Unit& unit) {
+  const size_t panel_bytes = static_cast<size_t>(w.padded_columns) * kLanes * 2;
+  const uint8_t *wa = w.codes + a * panel_bytes, *wb = w.codes + b * panel_bytes;
+  const uint8_t *x0 = x.tile_row(row), *x1 = second ? x.tile_row(row + kTileRows) : x0;
+  const int steps = w.padded_columns / 32;
+  TILE_ZERO(0);
+  TILE_ZERO(1);
+  if (second) {
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    for (int k = 0; k < steps; ++k) {
+      TILE_LOAD(4, x0 + k * 1024, 64);
+      TILE_LOAD(6, wa + k * 1024, 64);
+      TILE_DOT_BF16(0, 4, 6);
+      TILE_LOAD(7, wb + k * 1024, 64);
+      TILE_DOT_BF16(1, 4, 7);
+      TILE_LOAD(5, x1 + k * 1024, 64);
+      TILE_DOT_BF16(2, 5, 6);
+      TILE_DOT_BF16(3, 5, 7);
+    }
+    TILE_STORE(2, unit.y[0][kTileRows], 64);
+    TILE_STORE(3, unit.y[1][kTileRows], 64);
+  } else {
+    for (int k = 0; k < steps; ++k) {
+      TILE_LOAD(4, x0 + k * 1024, 64);
+      TILE_LOAD(6, wa + k * 1024, 64);
+      TILE_DOT_BF16(0, 4, 6);
+      TILE_LOAD(7, wb + k * 1024, 64);
+      TILE_DOT_BF16(1, 4, 7);
+    }
+  }
+  TILE_STORE(0, unit.y[0][0], 64);
+  TILE_STORE(1, unit.y[1][0], 64);
+}
+
+// One tile of rows times two panels, high and low bytes; a step is 64 columns.
+inline void exact_tiles(const Matrix& w, const Activations& x, int row, int rows, int a, int b, float (*ya)[kLanes],
+                        float (*yb)[kLanes]) {
+  const size_t panel_bytes = static_cast<size_t>(w.padded_columns) * kLanes;
+  const uint8_t *wa = w.codes + a * panel_bytes, *wb = w.codes + b * panel_bytes, *from = x.tile_row(row);
+  const int steps = w.padded_columns / 64;
+  TILE_ZERO(0);
+  TILE_ZERO(1);
+  TILE_ZERO(2);
+  TILE_ZERO(3);
+  for (int k = 0; k < steps; ++k) {
+    TILE_LOAD(4, from + k * 2048, 64);
+    TILE_LOAD(6, wa + k * 1024, 64);
+    TILE_DOT_INT8(0, 4, 6);
+    TILE_LOAD(7, wb + k * 1024, 64);
+    TILE_DOT_INT8(1, 4, 7);
+    TILE_LOAD(5, from + k * 2048 + 1024, 64);
+    TILE_DOT_INT8(2, 5, 6);
+    TILE_DOT_INT8(3, 5, 7);
+  }
+  alignas(64) int32_t sums[4][kTileRows][kLanes];
+  TILE_STORE(0, sums[0], 64);
+  TILE_STORE(1, sums[1], 64);
+  TILE_STORE(2, sums[2], 64);
+  TILE_STORE(3, sums[3], 64);
+  const float* scale = static_cast<const float*>(w.scale);
+  const __m512 scale_a = _mm512_loadu_ps(scale + a * kLanes), scale_b = _mm512_loadu_ps(scale + b * kLanes);
+  for (int r = 0; r < rows; ++r) {
+    store_exact(ya[r], _mm512_load_si512(sums[0][r]), _mm512_load_si512(sums[2][r]), scale_a, x.scale(row + r));
+    store_exact(yb[r], _mm512_load_si512(sums[1][r]), _mm512_load_si512(sums[3][r]), scale_b, x.scale(row + r));
+  }
+}
+
+#endif
+
+// ----------------------------------------------------------------------------------------------------------- dispatch
+
+template <Format F>
+void group_unit(const Matrix& w, const Activations& x, int row, int rows, int panel, float (*y)[kLanes]) {
+  int done = 0;
+  for (; rows - done >= 8; done += 8) group_rows<F, 8>(w, x, row + done, panel, y + done);
+  for (; rows - done >= 4; done += 4) group_rows<F, 4>(w, x, row + done, panel, y + done);
+  for (; done < rows; ++done) group_rows<F, 1>(w, x, row + done, panel, y + done);
+}
+
+inline void dense_unit(const Matrix& w, const Activations& x, int row, int rows, int a, int b, Unit& unit) {
+  int done = 0;
+  for (; rows - done >= 6; done += 6) dense_rows<6>(w, x, row + done, a, b, unit.y[0] + done, unit.y[1] + done);
+  for (; rows - done >= 2; done += 2) dense_rows<2>(w, x, row + done, a, b, unit.y[0] + done, unit.y[1] + done);
+  for (; done < rows; ++done) dense_rows<1>(w, x, row + done, a, b, unit.y[0] + done, unit.y[1] + done);
+}
+
+inline void exact_unit(const Matrix& w, const Activations& x, int row, int rows, int a, int b, Unit& unit) {
+  switch (rows) {
+    case 1: return exact_rows<1>(w, x, row, a, b, unit.y[0], unit.y[1]);
+    case 2: return exact_rows<2>(w, x, row, a, b, unit.y[0], unit.y[1]);
+    default: return exact_rows<3>(w, x, row, a, b, unit.y[0], unit.y[1]);
+  }
+}
+
+// Rows [row, row + rows) times panels a and b; row is a multiple of 32, rows at most 32.
+inline void product(const Matrix& w, const Activations& x, int row, int rows, int a, int b, bool amx, Unit& unit) {
+  switch (x.coding()) {
+    case Coding::kInt8:
+      for (int side = 0; side < (a == b ? 1 : 2); ++side) {
+        const int panel = side == 0 ? a : b;
+        if (w.format == kInt8) group_unit<kInt8>(w, x, row, rows, panel, unit.y[side]);
+        if (w.format == kInt4) group_unit<kInt4>(w, x, row, rows, panel, unit.y[side]);
+      }
+      return;
+    case Coding::kInt16U:
+      return exact_unit(w, x, row, rows, a, b, unit);
+    case Coding::kInt16:
+#if SGLITE_AMX
+      for (int done = 0; done < rows; done += kTileRows) {
+        exact_tiles(w, x, row + done, std::min(kTileRows, rows - done), a, b, unit.y[0] + done, unit.y[1] + done);
+      }
+#endif
+      return;
+    case Coding::kBf16:
+#if SGLITE_AMX
+      if (amx) return dense_tiles(w, x, row, rows > kTileRows, a, b, unit);
+#endif
+      return dense_unit(w, x, row, rows, a, b, unit);
+  }
+}
+
+}  // namespace sglite

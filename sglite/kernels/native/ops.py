@@ -1,0 +1,163 @@
+"""The compiled CPU kernels as an Ops: products, attention and the whole decoder in one call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from ctypes import byref
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from sglite.errors import ConfigError
+from sglite.kernels.decoder import DecoderWeights
+from sglite.kernels.native import library
+from sglite.kernels.native.build import BuildError
+from sglite.kernels.native.decoder import FusedDecoder, as_attention, as_batch, supported
+from sglite.kernels.native.pack import NativeLinear, WeightFormat, pack
+from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear
+from sglite.kernels.reference import ReferenceOps
+from sglite.kernels.weights import WeightSource
+
+BLOCK = 16
+"""Positions that lie together in the pool."""
+
+
+def available() -> str | None:
+    """None where the compiled kernels work on this machine, else one line that says why they do not."""
+    try:
+        library.load()
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+@dataclass(slots=True)
+class NativeKV:
+    """bf16 [2, layers, pages, page_size * kv_heads * head_dim], keys and values; within a page see pool.h."""
+
+    shape: KVShape
+    data: Tensor
+    pool: library.Pool
+
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+class NativeOps:
+    """Implements :class:`sglite.kernels.ops.Ops` in bfloat16 on a CPU with AVX-512 VNNI.
+
+    ``threads`` workers run every call together; the calling thread is one of them. ``amx=False`` does without tile
+    instructions where the machine has them. Raises ConfigError where ``available()`` says why not.
+    """
+
+    name = "native"
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        weights: WeightFormat,
+        threads: int,
+        *,
+        amx: bool = True,
+    ) -> None:
+        reason = available()
+        if reason is not None:
+            raise ConfigError(f"the compiled CPU kernels do not run here: {reason}; use kernels=cpu")
+        if device.type != "cpu" or dtype != torch.bfloat16:
+            raise ConfigError(f"the compiled CPU kernels compute in bfloat16 on a CPU, not in {dtype} on {device.type}")
+        self.device = device
+        self.dtype = dtype
+        self._format = weights
+        self._library = library.load()
+        self.amx = amx and bool(self._library.sglite_has_amx())
+        self.context = self._library.sglite_open(threads, self.amx)
+        weakref.finalize(self, self._library.sglite_close, self.context)
+        self._plain = ReferenceOps(device, dtype)
+
+    def pack(self, weight: WeightSource, bias: Tensor | None = None) -> NativeLinear:
+        return self.pack_many([weight], bias)
+
+    def pack_many(self, weights: Sequence[WeightSource], bias: Tensor | None = None) -> NativeLinear:
+        return pack(weights, bias, self._format)
+
+    def linear(self, x: Tensor, weight: Linear) -> Tensor:
+        """x [T, K] -> [T, N] in the dtype of x, which is bfloat16 or (for logits) float32."""
+        matrix = cast(NativeLinear, weight).matrix
+        half = x.dtype == torch.bfloat16
+        x = x if x.stride(-1) == 1 or x.shape[1] == 1 else x.contiguous()
+        y = torch.empty(len(x), matrix.rows, dtype=x.dtype)
+        self._library.sglite_linear(
+            self.context, byref(matrix), x.data_ptr(), x.stride(0), len(x), y.data_ptr(), half
+        )
+        return y
+
+    def allocate_kv(self, shape: KVShape) -> NativeKV:
+        per_page = shape.page_size * shape.kv_heads * shape.head_dim
+        data = torch.zeros(2, shape.layers, shape.pages, per_page, dtype=torch.bfloat16)
+        blocked = shape.page_size % BLOCK == 0
+        keys, values = data[0].data_ptr(), data[1].data_ptr()
+        stride = shape.pages * per_page
+        pool = library.Pool(keys, values, stride, shape.kv_heads, shape.head_dim, shape.page_size, blocked)
+        return NativeKV(shape, data, pool)
+
+    def plan(self, batch: ForwardBatch, spec: AttentionSpec) -> library.Batch:
+        """The batch as the library sees it; its own planning takes microseconds and happens in ``attend``."""
+        return as_batch(batch)
+
+    def write_kv(self, kv: KVPool, layer: int, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        pool = cast(NativeKV, kv).pool
+        k, v = _dense_heads(k), _dense_heads(v)
+        self._library.sglite_write_kv(
+            self.context,
+            byref(pool),
+            layer,
+            k.data_ptr(),
+            v.data_ptr(),
+            k.stride(0),
+            v.stride(0),
+            batch.write_slots.data_ptr(),
+            len(k),
+        )
+
+    def attend(self, q: Tensor, kv: KVPool, layer: int, batch: ForwardBatch, spec: AttentionSpec, plan: Any) -> Tensor:
+        pool = cast(NativeKV, kv).pool
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        shape = as_attention(spec)
+        self._library.sglite_attend(
+            self.context, byref(pool), layer, byref(plan), byref(shape), q.data_ptr(), out.data_ptr()
+        )
+        return out
+
+    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
+        return self._plain.embed(ids, table)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._plain.rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return self._plain.add_rms_norm(x, residual, weight, eps)
+
+    def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return self._plain.rope(q, k, cos, sin)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._plain.silu_mul(gate_up)
+
+    def fused_decoder(self, weights: DecoderWeights) -> Callable[[ForwardBatch, KVPool], Tensor] | None:
+        """The whole stack as one call; None for shapes the library has no form for (see ``decoder.supported``).
+
+        Hidden states come in float32, so that the head's logits do too.
+        """
+        if not supported(weights):
+            return None
+        return FusedDecoder(self._library, weights, self)
+
+
+def _dense_heads(x: Tensor) -> Tensor:
+    """[T, G, D] whose heads lie together; tokens may be apart, as in a slice of a wider product."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -1,0 +1,125 @@
+// A few threads that run one function together, in phases.
+//
+// The calling thread is worker 0. Waiting spins first (a phase lasts microseconds), then yields its core to whoever
+// else wants it; between two calls the workers go to sleep after a fraction of a millisecond, so an idle engine costs
+// nothing.
+#pragma once
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "common.h"
+
+namespace sglite {
+
+class Team {
+ public:
+  explicit Team(int size) : size_(size) {
+    for (int id = 1; id < size; ++id) threads_.emplace_back([this, id] { serve(id); });
+  }
+  ~Team() {
+    closing_ = true;
+    announce();
+    for (auto& thread : threads_) thread.join();
+  }
+
+  int size() const { return size_; }
+
+  // Runs work(id) on every worker and returns when all are done.
+  void run(const std::function<void(int)>& work) {
+    work_ = &work;
+    next_ = 0;
+    if (size_ > 1) announce();
+    work(0);
+    barrier();
+  }
+
+  // All workers reach this line before any passes it. Hands out tickets anew.
+  void barrier() {
+    if (size_ == 1) {
+      next_.store(0, std::memory_order_relaxed);
+      return;
+    }
+    const uint32_t phase = phase_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      next_.store(0, std::memory_order_relaxed);
+      phase_.store(phase + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) relax(spins);
+  }
+
+  // Calls work(begin, end) for pieces of [0, count), first come first served; ends with a barrier.
+  template <class F>
+  void share(int count, int piece, const F& work) {
+    for (;;) {
+      const int begin = next_.fetch_add(piece, std::memory_order_relaxed);
+      if (begin >= count) break;
+      work(begin, std::min(begin + piece, count));
+    }
+    barrier();
+  }
+
+ private:
+  static constexpr int kSpins = 2000;         // about 0.1 ms of pause instructions
+  static constexpr int kPatience = 2000 + 400;  // then some hundred yields before a worker sleeps
+
+  static void relax(int spins) {
+    if (spins < kSpins) {
+      _mm_pause();
+    } else {
+      sched_yield();
+    }
+  }
+
+  void announce() {
+    call_.fetch_add(1, std::memory_order_acq_rel);
+    if (sleepers_.load(std::memory_order_acquire) > 0) futex(FUTEX_WAKE_PRIVATE, size_);
+  }
+
+  void serve(int id) {
+    uint32_t seen = 0;
+    for (;;) {
+      await_call(seen);
+      ++seen;
+      if (closing_) return;
+      (*work_)(id);
+      barrier();
+    }
+  }
+
+  void await_call(uint32_t seen) {
+    for (int spins = 0; call_.load(std::memory_order_acquire) == seen; ++spins) {
+      if (spins < kPatience) {
+        relax(spins);
+        continue;
+      }
+      sleepers_.fetch_add(1, std::memory_order_acq_rel);
+      futex(FUTEX_WAIT_PRIVATE, static_cast<int>(seen));  // returns at once if a call came meanwhile
+      sleepers_.fetch_sub(1, std::memory_order_acq_rel);
+    }
+  }
+
+  void futex(int operation, int value) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&call_), operation, value, nullptr, nullptr, 0);
+  }
+
+  const int size_;
+  const std::function<void(int)>* work_ = nullptr;
+  std::atomic<bool> closing_{false};
+  alignas(64) std::atomic<uint32_t> call_{0};
+  std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<uint32_t> phase_{0};
+  alignas(64) std::atomic<int> next_{0};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace sglite
