@@ -141,9 +141,14 @@ def serve_command(options: argparse.Namespace) -> int:
 
 def run_command(options: argparse.Namespace) -> int:
     import sglite
+    from sglite.lang.calls import ProgramTrace, watch_traces
 
     if not options.program.is_file():
         raise ConfigError(f"there is no program {str(options.program)!r}")
+    traces: list[ProgramTrace] = []
+    if options.trace is not None:
+        _check_writable(options.trace)
+        watch_traces(traces.append)
     sglite.set_default_backend(_backend(options))
     sys.argv = [str(options.program), *options.arguments]
     sys.path.insert(0, str(options.program.resolve().parent))
@@ -152,7 +157,18 @@ def run_command(options: argparse.Namespace) -> int:
     except SgliteError as error:
         _locate(error, options.program)
         raise
+    finally:
+        if options.trace is not None:
+            options.trace.write_text(json.dumps([trace.to_json() for trace in traces], indent=2), encoding="utf-8")
     return 0
+
+
+def _check_writable(file: Path) -> None:
+    """Known before the model is loaded, not after the program has run."""
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"cannot write the trace to {file}: {(error.strerror or str(error)).lower()}") from None
 
 
 def chat_command(options: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,6 +60,14 @@ class Call:
         return {**asdict(self), "notes": list(self.notes), "tokens_per_second": self.tokens_per_second}
 
 
+_watchers: list[Callable[[ProgramTrace], None]] = []
+
+
+def watch_traces(watcher: Callable[[ProgramTrace], None]) -> None:
+    """Have ``watcher`` called with the trace of every run that begins in this process from now on."""
+    _watchers.append(watcher)
+
+
 @dataclass(slots=True)
 class ProgramTrace:
     """The calls of one run in the order in which they were sent, and places where templates diverged."""
@@ -69,6 +77,10 @@ class ProgramTrace:
     began: float = field(default_factory=time.perf_counter)
     calls: list[Call] = field(default_factory=list)
     divergences: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for watcher in _watchers:
+            watcher(self)
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
