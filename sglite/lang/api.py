@@ -87,7 +87,7 @@ def gen(
         return _choose(name, choices, choices_method, given)
     if choices_method is not None:
         raise ProgramError(f"gen({name!r}): choices_method needs choices")
-    return _SHAPES[kinds[0]](name, given, wanted[kinds[0]]) if kinds else Gen(name, given)
+    return _SHAPES[kinds[0]](name, given, wanted[kinds[0]]) if kinds else Gen(name, tuple(given.items()))
 
 
 class GenOptions(TypedDict, total=False):
@@ -175,23 +175,23 @@ def _by_dtype(name: str | None, given: dict[str, Any], dtype: Any) -> Gen:
     wanted = dtype_of(dtype)
     if wanted.stops:
         given = {**given, "stop": (*given.get("stop", ()), *wanted.stops)}
-    return Gen(name, given, Constraint("regex", wanted.regex), "dtype", wanted.read)
+    return Gen(name, tuple(given.items()), Constraint("regex", wanted.regex), "dtype", wanted.read)
 
 
 def _by_regex(name: str | None, given: dict[str, Any], regex: Any) -> Gen:
     if not isinstance(regex, str) or not regex:
         raise GrammarError(f"regex must be a text that is not empty, not {regex!r}", param="regex")
-    return Gen(name, given, Constraint("regex", regex), "regex")
+    return Gen(name, tuple(given.items()), Constraint("regex", regex), "regex")
 
 
 def _by_json_schema(name: str | None, given: dict[str, Any], schema: Any) -> Gen:
     constraint, read = from_json_schema(schema)
-    return Gen(name, given, constraint, "json_schema", read)
+    return Gen(name, tuple(given.items()), constraint, "json_schema", read)
 
 
 def _by_type(name: str | None, given: dict[str, Any], kind: Any) -> Gen:
     constraint, read = from_type(kind)
-    return Gen(name, given, constraint, "schema", read)
+    return Gen(name, tuple(given.items()), constraint, "schema", read)
 
 
 _SHAPES: dict[str, Callable[[str | None, dict[str, Any], Any], Gen]] = {

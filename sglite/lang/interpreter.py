@@ -19,7 +19,8 @@ from sglite.errors import AbortedError, ProgramError, SgliteError
 from sglite.lang import nodes as n
 from sglite.lang.generation import Generation, gather
 from sglite.lang.meta import meta_of
-from sglite.lang.requests import plan, sendable
+from sglite.lang.options import plan
+from sglite.lang.requests import check, sendable
 from sglite.lang.run import Run
 from sglite.lang.select import decide, scoring_request
 from sglite.lang.transcript import Mark, Transcript
@@ -326,7 +327,8 @@ class Branch:
 
     async def _gen(self, node: n.Gen, variable: Variable, site: Site | None) -> None:
         info = self.run.known_info
-        made = plan(node, self.run.options, info)
+        made = plan(self.run.options, node.given)
+        check(node, made, info)
         call = self.run.trace.start("gen", node.name, self.name, site)
         request = GenerateRequest(
             id=call.request_id,

@@ -6,7 +6,7 @@ Nodes hold what the author wrote; what it means is in the interpreter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 from sglite.errors import ProgramError
@@ -15,7 +15,6 @@ from sglite.protocol import Constraint
 if TYPE_CHECKING:
     from sglite.lang.choices import ChoicesMethod
     from sglite.lang.interpreter import Branch
-    from sglite.lang.requests import Plan
     from sglite.lang.variables import Variable
 
 Appendable = Union[str, "Expr"]
@@ -54,16 +53,15 @@ class Gen(Expr):
     """A call of the model. ``given`` holds the options the author set, by SamplingParams' and LogprobOptions' names.
 
     ``argument`` names the argument that made ``constraint``, for messages. ``reasoning`` is a model type whose
-    reasoning is split off. ``plan`` remembers the merged options for the latest defaults.
+    reasoning is split off.
     """
 
     name: str | None
-    given: Mapping[str, Any] = field(default_factory=dict)
+    given: tuple[tuple[str, Any], ...] = ()
     constraint: Constraint | None = None
     argument: str = ""
     typed: Typed | None = None
     reasoning: str | None = None
-    plan: Plan | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from sglite.errors import InvalidRequestError, ProgramError
@@ -31,20 +32,40 @@ class LogprobOptions:
         return LogprobParams(prompt_start=start, top=self.top_logprobs_num or 0).validate()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """Everything a generation needs besides its prompt and constraint."""
+    """Everything a generation needs besides its prompt and constraint. Compared by identity: they are remembered."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     logprobs: LogprobOptions = field(default_factory=LogprobOptions)
 
     def over(self, given: Mapping[str, Any]) -> Options:
         """These options with ``given`` put over them. Raises InvalidRequestError naming the field."""
-        if not given:
-            return self
         sampling = {k: v for k, v in given.items() if k in SAMPLING}
         logprobs = {k: v for k, v in given.items() if k in LOGPROBS}
         return Options(_sampling(self.sampling, sampling), replace(self.logprobs, **logprobs))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Options made ready for a request. ``changed`` names the sampling fields that differ from their defaults."""
+
+    sampling: SamplingParams
+    logprobs: LogprobParams | None
+    with_text: bool
+    changed: frozenset[str]
+
+
+@lru_cache(1024)
+def plan(base: Options, given: tuple[tuple[str, Any], ...]) -> Plan:
+    """``base`` with the items of ``given`` over it. Raises InvalidRequestError naming the field."""
+    options = base.over(dict(given)) if given else base
+    sampling = options.sampling
+    changed = frozenset(name for name, value in _DEFAULT.items() if getattr(sampling, name) != value)
+    return Plan(sampling, options.logprobs.params(), bool(options.logprobs.return_text_in_logprobs), changed)
+
+
+_DEFAULT = {f.name: getattr(SamplingParams(), f.name) for f in fields(SamplingParams)}
 
 
 def _sampling(base: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:

@@ -16,6 +16,7 @@ from sglite.lang.interpreter import Branch
 from sglite.lang.options import NAMES, Options, given_options
 from sglite.lang.run import Run, as_backend
 from sglite.lang.state import ProgramState
+from sglite.lang.tracer import TracedProgram, refuse_tracing, trace_program
 from sglite.lang.waiting import Home, background, running_home
 from sglite.protocol import Backend
 
@@ -52,6 +53,7 @@ class Program:
         ignore_eos False, no stops, no logprobs; a gen's own argument wins. Raises what the function raises. A failed
         generation raises where its variable is read, and ``state.error()`` tells.
         """
+        refuse_tracing(self.name)
         own, options = self.split(kwargs)
         state, arguments = self.prepare(args, own, options, as_backend(backend), background(), stream=stream)
         if self.is_async:
@@ -73,6 +75,7 @@ class Program:
         Cancelling the caller aborts the program's requests.
         """
         home = running_home() if self.is_async else background()
+        refuse_tracing(self.name)
         own, options = self.split(kwargs)
         state, arguments = self.prepare(args, own, options, as_backend(backend), home, stream=stream)
         if self.is_async:
@@ -108,13 +111,12 @@ class Program:
         """
         from sglite.lang.batch import run_batch
 
+        refuse_tracing(self.name)
         states = run_batch(self, batch_kwargs, as_backend(backend), num_threads, make_options(options), progress_bar)
         return states if generator_style else list(states)
 
-    def trace(self, *, backend: Any = None, **kwargs: Any) -> Any:
-        """The program as symbols, without a model: print it to see its calls, forks and where data decides."""
-        from sglite.lang.tracer import trace_program
-
+    def trace(self, *, backend: Any = None, **kwargs: Any) -> TracedProgram:
+        """The program as symbols: print it to see its calls, forks and where data decides. Needs no model."""
         return trace_program(self, kwargs)
 
     def cache(self, backend: Any = None) -> str:

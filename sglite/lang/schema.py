@@ -27,11 +27,23 @@ class Dtype:
     stops: tuple[str, ...] = ()
 
 
+def _read_bool(text: str) -> bool:
+    if text not in ("True", "False"):
+        raise ValueError("neither True nor False")
+    return text == "True"
+
+
+def _read_str(text: str) -> str:
+    if len(text) < 2 or text[0] != '"' or text[-1] != '"':
+        raise ValueError("not in double quotes")
+    return text[1:-1]
+
+
 _DTYPES: dict[str, Dtype] = {
     "int": Dtype(r"[-+]?[0-9]+[ \n]?", int, _NUMBER_END),
     "float": Dtype(r"[-+]?[0-9]*\.?[0-9]+[ \n]?", float, _NUMBER_END),
-    "bool": Dtype(r"(True|False)", lambda text: {"True": True, "False": False}[text]),
-    "str": Dtype(r'"[^"\\\n]*"', lambda text: text.removeprefix('"').removesuffix('"')),
+    "bool": Dtype(r"(True|False)", _read_bool),
+    "str": Dtype(r'"[^"\\\n]*"', _read_str),
 }
 
 
@@ -85,12 +97,12 @@ def _validator(source: str, argument: str) -> Callable[[Any], str]:
     import jsonschema
 
     try:
-        schema = json.loads(source)
+        schema: Any = json.loads(source)
     except ValueError as error:
         raise GrammarError(f"{argument} is not JSON: {error}", param=argument) from error
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"{argument} must be a JSON Schema (an object), not {schema!r}", param=argument)
-    checker = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    checker: Any = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     try:
         checker.check_schema(schema)
     except jsonschema.SchemaError as error:

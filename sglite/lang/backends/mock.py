@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Union
+from typing import Any
 
 from sglite.errors import RequestError
 from sglite.lang.backends.instances import least_text, satisfies
@@ -26,13 +26,8 @@ from sglite.protocol import (
 )
 
 Answer = str | Exception | None
-Script = Union[
-    str,
-    Sequence[Answer],
-    Mapping[str, Answer],
-    Callable[[GenerateRequest], Union[Answer, Awaitable[Answer]]],
-    None,
-]
+Responder = Callable[[GenerateRequest], Answer | Awaitable[Answer]]
+Script = str | Sequence[Answer] | Mapping[str, Answer] | Responder | None
 
 EVERYTHING = Capabilities(
     constraints=frozenset({"json_schema", "json_object", "regex", "choices"}),
@@ -56,8 +51,9 @@ class MockBackend:
 
     An answer that is an exception is raised. Where the script has no answer (None), or its text or mapping none that
     satisfies the constraint, the mock gives the least text that does, or "ok"; an answer of a list or function that
-    violates the constraint fails the request. For candidates the answer is the winner. ``latency`` (seconds) passes before the first piece, ``pace`` before each other piece.
-    A piece is a word with the space before it, and counts as one token of the answer; the prompt's tokens are guessed.
+    violates the constraint fails the request. For candidates the answer is the winner. ``latency`` (seconds) passes
+    before the first piece, ``pace`` before each one. A piece is a word with the space before it, and counts as one
+    token of the answer; the prompt's tokens are guessed.
     """
 
     def __init__(
@@ -79,6 +75,7 @@ class MockBackend:
             name=name, context_length=context_length, chat_template=chat_template, capabilities=capabilities
         )
         self._ids: dict[str, int] = {}
+        self._validated: SamplingParams | None = None
         self.requests: list[GenerateRequest] = []
         """Every request, in the order in which they came."""
         self.aborted: list[str] = []
@@ -94,7 +91,9 @@ class MockBackend:
         return [prompt_text(request.prompt) for request in self.requests]
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        request.validate()
+        if request.sampling is not self._validated:
+            request.validate()
+            self._validated = request.sampling
         self.requests.append(request)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
