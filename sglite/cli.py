@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import runpy
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"sglite {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     serve = _command(commands, "serve", serve_command, "serve a model over HTTP", SERVE_EXAMPLES)
+    serve.add_argument("--end-with-stdin", action="store_true", help="end when standard input is closed")
     add_options(serve, ServerConfig, "server")
     add_options(serve, EngineConfig, "engine")
     run = _command(commands, "run", run_command, "run a program with a backend set", RUN_EXAMPLES)
@@ -133,10 +136,23 @@ def serve_command(options: argparse.Namespace) -> int:
     from sglite.runtime.server.runner import listen, serve_on
 
     config = read_options(ServerConfig, options)
+    if options.end_with_stdin:
+        _end_with_stdin()
     with listen(config) as listener:  # first: a port in use is known in no time, a model takes seconds to load
         backend = _engine(options)
         serve_on(listener, backend, config, lambda url: print(f"sglite: serving at {url}", file=sys.stderr, flush=True))
     return 0
+
+
+def _end_with_stdin() -> None:
+    """Ask this process to end when whoever started it closes our standard input, or dies."""
+
+    def watch() -> None:
+        while os.read(0, 4096):  # not through sys.stdin: its lock must be free when the interpreter ends
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="sglite-stdin", daemon=True).start()
 
 
 def run_command(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -56,9 +56,11 @@ class Client:
         async with self._open("POST", path, body) as response:
             return json.loads(await response.aread())
 
-    async def events(self, path: str, body: Any) -> AsyncGenerator[Any]:
-        """The JSON of each server-sent event up to ``[DONE]``. Raises what the service reports, whenever it does;
-        a stream that just stops is a RequestError."""
+    async def events(
+        self, path: str, body: Any, *, is_last: Callable[[Any], bool] = lambda value: False
+    ) -> AsyncGenerator[Any]:
+        """The JSON of each server-sent event up to ``[DONE]`` or one that ``is_last``. Raises what the service
+        reports, whenever it does; a stream that just stops is a RequestError."""
         async with self._open("POST", path, body) as response:
             async for data in sse_data(response.aiter_bytes()):
                 if data == b"[DONE]":
@@ -67,6 +69,8 @@ class Client:
                 if isinstance(value, dict) and value.get("error"):
                     raise service_error(500, value)
                 yield value
+                if is_last(value):
+                    return
         raise RequestError(f"{self.base_url} ended its stream without saying why")
 
     async def aclose(self) -> None:
