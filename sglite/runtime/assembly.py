@@ -14,6 +14,7 @@ from sglite.protocol import Capabilities, ModelInfo, SamplingParams
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.core import EngineCore
 from sglite.runtime.grammar.cache import GrammarCache
+from sglite.runtime.grammar.guard import GuardedBackend
 from sglite.runtime.grammar.llguidance_backend import LLGuidanceBackend
 from sglite.runtime.grammar.vocabulary import Vocabulary
 from sglite.runtime.hub import resolve_model
@@ -126,7 +127,8 @@ def _kv_tokens(config: EngineConfig, model: Model, device: torch.device) -> int:
 def _grammar_backend(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> GrammarBackend:
     if config.grammar != "llguidance":
         raise ConfigError(f"grammar={config.grammar} is not available in this build; use grammar=llguidance")
-    return LLGuidanceBackend(Vocabulary(tokenizer.to_json(), model.vocab_size, tuple(tokenizer.eos_ids)))
+    vocabulary = Vocabulary(tokenizer.to_json(), model.vocab_size, tuple(tokenizer.eos_ids))
+    return GuardedBackend(LLGuidanceBackend(vocabulary))
 
 
 def _info(config: EngineConfig, model: Model, tokenizer: Tokenizer, kinds: frozenset[str]) -> ModelInfo:

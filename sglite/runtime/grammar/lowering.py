@@ -1,0 +1,225 @@
+"""The walk that turns a JSON Schema into the one the mask engine gets, and what its parts share.
+
+The result never allows less than the schema does. Where it allows more, the node is *judged*: what it holds is
+checked as values complete (judge.py), and taken back when it breaks the schema.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglite.errors import GrammarError
+from sglite.runtime.grammar.ecma import Pattern, translate
+from sglite.runtime.grammar.refs import Dialect, Json, Schema, Scope, refuse, step
+
+MAX_DEPTH = 64
+MAX_NODES = 20_000
+HOW = ("annotation", "mask", "proof", "rollback")
+"""How a keyword is enforced, from the easiest: not at all, by the mask engine's own support, rewritten into what
+masks can say, or by the judge."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to ask of the mask engine.
+
+    ``one_of``: let it prove branches disjoint; otherwise we try, and judge what we cannot prove.
+    ``rewrite``: spell conditions out as alternatives; otherwise judge them.
+    ``merge``: let it merge what stands beside references and branches into them, which it cannot where they recur;
+    otherwise judge what stands beside.
+    """
+
+    one_of: bool = True
+    rewrite: bool = True
+    merge: bool = True
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """``mask`` for the mask engine; ``how`` each keyword is enforced; ``judged`` the ids of the nodes of the source
+    that the mask does not fully enforce."""
+
+    mask: dict[str, Any]
+    how: dict[str, str]
+    judged: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node of the source, where it is, and where its references are read from."""
+
+    node: dict[str, Any]
+    scope: Scope
+    pointer: str
+    depth: int
+
+    def at(self, *names: str | int) -> str:
+        pointer = self.pointer
+        for name in names:
+            pointer = step(pointer, name)
+        return pointer
+
+
+Handler = Callable[["Lowering", Place, dict[str, Any]], None]
+Groups = Sequence[tuple[frozenset[str], Handler]]
+
+
+@dataclass
+class Lowering:
+    """``groups`` says which handler rewrites which keywords; a handler adds to ``out``, the lowered node."""
+
+    dialect: Dialect
+    effort: Effort
+    groups: Groups
+    how: dict[str, str] = field(default_factory=dict)
+    judged: set[int] = field(default_factory=set)
+    _made: list[Any] = field(default_factory=list)
+    """Schemas made on the way, kept alive so that no id is given out twice."""
+    _names: dict[int, str] = field(default_factory=dict)
+    _todo: list[tuple[str, Json, Scope, str]] = field(default_factory=list)
+    _count: int = 0
+
+    def run(self, schema: Json, scope: Scope) -> Lowered:
+        """Raises GrammarError with a pointer for what is malformed, unsupported or beyond the limits."""
+        root = self.schema(schema, scope, "", 0)
+        if root is False:
+            refuse("nothing can satisfy it", "", "unsatisfiable")
+        mask = dict(root) if isinstance(root, dict) else {}
+        defs: dict[str, Schema] = {}
+        while self._todo:
+            name, node, inner, pointer = self._todo.pop()
+            defs[name] = self.schema(node, inner, pointer, 0)
+        return Lowered({**mask, "$defs": defs} if defs else mask, self.how, frozenset(self.judged))
+
+    def schema(self, node: Json, scope: Scope, pointer: str, depth: int) -> Schema:
+        if isinstance(node, bool):
+            return node
+        if not isinstance(node, dict):
+            refuse("a schema must be an object or a boolean", pointer)
+        self._count += 1
+        if depth > MAX_DEPTH or self._count > MAX_NODES:
+            refuse(f"more than {MAX_DEPTH} levels or {MAX_NODES} nodes", pointer, "limit")
+        place = Place(node, scope.enter(node), pointer, depth)
+        out: dict[str, Any] = {}
+        for keywords, handler in self.groups:
+            if not keywords.isdisjoint(node):
+                handler(self, place, out)
+                if keywords is REF and self.dialect.ref_stands_alone:
+                    break
+        if not self.effort.merge:
+            self._separate(place, out)
+        return False if out.pop(NEVER, False) else _in_order_of(node, out)
+
+    def _separate(self, place: Place, out: dict[str, Any]) -> None:
+        beside = out.keys() - COMBINING
+        if COMBINING.isdisjoint(out) or not beside:
+            return
+        for keyword in beside - {NEVER}:
+            del out[keyword]
+            self.judge(place, keyword)
+
+    def sub(self, place: Place, value: Json, *names: str | int) -> Schema:
+        """Lower the subschema ``value`` found at ``names`` below ``place``."""
+        return self.schema(value, place.scope, place.at(*names), place.depth + 1)
+
+    def made(self, place: Place, schema: Schema, *names: str | int) -> Schema:
+        """Lower a schema that was made on the way, not found in the source."""
+        self._made.append(schema)
+        return self.sub(place, schema, *names)
+
+    def note(self, keyword: str, how: str) -> None:
+        self.how[keyword] = max(self.how.get(keyword, "annotation"), how, key=HOW.index)
+
+    def judge(self, place: Place, keyword: str) -> None:
+        self.note(keyword, "rollback")
+        self.judged.add(id(place.node))
+
+    def define(self, node: Json, scope: Scope, pointer: str) -> str:
+        """The reference under which a referenced node is (or will be) found in the mask."""
+        if id(node) not in self._names:
+            self._names[id(node)] = str(len(self._names))
+            self._todo.append((self._names[id(node)], node, scope, pointer))
+        return f"#/$defs/{self._names[id(node)]}"
+
+
+def _in_order_of(node: dict[str, Any], out: dict[str, Any]) -> dict[str, Any]:
+    """The mask engine lets properties appear in the order in which it meets them: keep that of the source, but let
+    the branches of anyOf and oneOf, which mostly repeat some of a node's properties, come last."""
+    first = {keyword: out[keyword] for keyword in node if keyword in out and keyword not in ("anyOf", "oneOf")}
+    return first | out
+
+
+COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+REF = frozenset({"$ref"})
+NEVER = "never"
+"""A mark in a node that is being lowered: nothing can satisfy it."""
+
+
+def conjoin(out: dict[str, Any], schema: Schema) -> None:
+    """Make ``schema`` hold as well."""
+    if schema is False:
+        out[NEVER] = True
+    elif isinstance(schema, dict) and schema:
+        out.setdefault("allOf", []).append(schema)
+
+
+def alternatives(out: dict[str, Any], branches: Sequence[Schema]) -> None:
+    """Make one of ``branches`` hold as well."""
+    useful = [branch for branch in branches if branch is not False]
+    if any(branch is True or branch == {} for branch in useful):
+        return
+    if len(useful) == 1 or not useful:
+        conjoin(out, useful[0] if useful else False)
+    elif "anyOf" in out:
+        conjoin(out, {"anyOf": useful})
+    else:
+        out["anyOf"] = useful
+
+
+# --------------------------------------------------------------------------------------------------- checks of values
+
+
+def a_list(place: Place, keyword: str) -> list[Any]:
+    value = place.node.get(keyword, [])
+    return value if isinstance(value, list) else refuse(f"{keyword} must be a list", place.at(keyword))
+
+
+def a_map(place: Place, keyword: str) -> dict[str, Any]:
+    value = place.node.get(keyword, {})
+    return value if isinstance(value, dict) else refuse(f"{keyword} must be an object", place.at(keyword))
+
+
+def branches_of(place: Place, keyword: str) -> list[Any]:
+    return a_list(place, keyword) or refuse(f"{keyword} must not be empty", place.at(keyword))
+
+
+def strings(value: Json, place: Place, *names: str) -> list[str]:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    return refuse(f"{names[0]} must be a list of strings", place.at(*names))
+
+
+def count(place: Place, keyword: str, default: int) -> int:
+    value = place.node.get(keyword, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value % 1:
+        refuse(f"{keyword} must be an integer that is not negative", place.at(keyword))
+    return int(value)
+
+
+def number(place: Place, keyword: str) -> float:
+    value = place.node[keyword]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        refuse(f"{keyword} must be a number", place.at(keyword))
+    return value
+
+
+def pattern(text: Json, pointer: str) -> Pattern:
+    if not isinstance(text, str):
+        refuse("a pattern must be a string", pointer)
+    try:
+        return translate(text)
+    except GrammarError as error:
+        raise GrammarError(f"json_schema at {pointer}: {error}", param="json_schema", pointer=pointer) from None
