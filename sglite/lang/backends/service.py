@@ -73,19 +73,5 @@ def _changed(sampling: SamplingParams) -> set[str]:
     return {f.name for f in fields(SamplingParams) if getattr(sampling, f.name) != getattr(_DEFAULT, f.name)}
 
 
-_DEFAULT = SamplingParams()
-
-
-def _changed(sampling: SamplingParams) -> set[str]:
-    return {f.name for f in fields(SamplingParams) if getattr(sampling, f.name) != getattr(_DEFAULT, f.name)}
-
-
-_DEFAULT = SamplingParams()
-
-
-def _changed(sampling: SamplingParams) -> set[str]:
-    return {f.name for f in fields(SamplingParams) if getattr(sampling, f.name) != getattr(_DEFAULT, f.name)}
-
-
 def _lacks(info: ModelInfo, what: str, param: str) -> UnsupportedError:
     return UnsupportedError(f"the service behind {info.name} has no {what}", param=param)
