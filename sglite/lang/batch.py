@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
+import inspect
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglite.errors import ProgramError
+from sglite.lang.bodies import run_in_task, run_in_thread
 from sglite.lang.options import Options
+from sglite.lang.prefix import warm
 from sglite.lang.state import ProgramState
 from sglite.lang.waiting import Signal, background
 from sglite.protocol import Backend
@@ -63,7 +66,10 @@ def _limits(num_threads: int | str) -> tuple[int, int]:
 
 
 class _Batch:
-    """A few workers on the loop take one set of arguments after the other."""
+    """Threads (for plain functions) or tasks (for ``async def``) that take one set of arguments after the other.
+
+    A thread is busy only while the function runs; what the function leaves running counts against ``_slots``.
+    """
 
     def __init__(
         self, program: Program, calls: list[Arguments], backend: Backend, options: Options, threads: int, in_flight: int
@@ -74,15 +80,16 @@ class _Batch:
         self._waiting = deque(enumerate(calls))
         self._results: list[ProgramState | None] = [None] * len(calls)
         self._running: dict[int, ProgramState] = {}
-        self._workers = min(in_flight, len(calls))
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sglite-batch")
+        self._threads = min(threads, len(calls))
+        self._tasks = min(in_flight, len(calls))
+        self._slots = threading.Semaphore(in_flight)
         self._done = Signal()
         self._home = background()
 
     def states(self) -> Iterator[ProgramState]:
         self._home.refuse_blocking("run_batch")
         try:
-            self._home.call(self._begin)
+            self._begin()
             for index in range(len(self._results)):
                 self._done.block_until(lambda index=index: self._results[index] is not None)  # type: ignore[misc]
                 state, self._results[index] = self._results[index], None
@@ -92,44 +99,51 @@ class _Batch:
             self._stop()
 
     def _begin(self) -> None:
-        self._home.start(self._work())
-
-    async def _work(self) -> None:
         if len(self._results) > 1:
-            from sglite.lang.prefix import warm
+            asyncio.run_coroutine_threadsafe(warm(self._program, self._backend), self._home.loop).result()
+        if self._program.is_async:
+            for _ in range(self._tasks):
+                self._home.call(self._home.start, self._work_in_task())
+            return
+        for number in range(self._threads):
+            work = contextvars.copy_context().run
+            name = f"sglite-batch-{number}"
+            threading.Thread(target=work, args=(self._work_in_thread,), name=name, daemon=True).start()
 
-            await warm(self._program, self._backend)
-        for _ in range(self._workers):
-            self._home.start(self._worker())
+    def _work_in_thread(self) -> None:
+        while (taken := self._take()) is not None:
+            index, state, arguments = taken
+            self._slots.acquire()
+            run_in_thread(self._program.func, state, arguments)
+            branch = state._branch
+            branch.progress.when(branch.is_idle, partial(self._finish, index))
 
-    async def _worker(self) -> None:
-        while self._waiting:
+    async def _work_in_task(self) -> None:
+        while (taken := self._take()) is not None:
+            index, state, arguments = taken
+            await self._home.start(run_in_task(self._program.func, state, arguments))
+            await state.wait()
+            self._finish(index)
+
+    def _take(self) -> tuple[int, ProgramState, inspect.BoundArguments] | None:
+        try:
             index, call = self._waiting.popleft()
-            self._results[index] = await self._one(index, call)
-            self._done.notify()
-
-    async def _one(self, index: int, call: Arguments) -> ProgramState:
-        from sglite.lang.program import run_in_task, run_in_thread
-
-        func = self._program.func
+        except IndexError:
+            return None
         state, arguments = self._program.prepare(*call, self._options, self._backend, self._home)
         self._running[index] = state
-        if self._program.is_async:
-            await self._home.start(run_in_task(func, state, arguments))
-        else:
-            run = contextvars.copy_context().run
-            with contextlib.suppress(RuntimeError):  # the pool was shut down: the batch has been given up
-                await asyncio.get_running_loop().run_in_executor(self._pool, run, run_in_thread, func, state, arguments)
-        await state.wait()
-        del self._running[index]
-        return state
+        return index, state, arguments
+
+    def _finish(self, index: int) -> None:
+        self._results[index] = self._running.pop(index)
+        self._slots.release()
+        self._done.notify()
 
     def _stop(self) -> None:
         """At the end, or when the reader leaves early: what still runs is aborted."""
         self._waiting.clear()
         for state in list(self._running.values()):
             state.cancel()
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _with_progress(states: Iterator[ProgramState], total: int, title: str) -> Iterator[ProgramState]:

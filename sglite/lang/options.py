@@ -61,8 +61,13 @@ def plan(base: Options, given: tuple[tuple[str, Any], ...]) -> Plan:
     """``base`` with the items of ``given`` over it. Raises InvalidRequestError naming the field."""
     options = base.over(dict(given)) if given else base
     sampling = options.sampling
-    changed = frozenset(name for name, value in _DEFAULT.items() if getattr(sampling, name) != value)
-    return Plan(sampling, options.logprobs.params(), bool(options.logprobs.return_text_in_logprobs), changed)
+    with_text = bool(options.logprobs.return_text_in_logprobs)
+    return Plan(sampling, options.logprobs.params(), with_text, changed(sampling))
+
+
+def changed(sampling: SamplingParams) -> frozenset[str]:
+    """Names of the fields that differ from their defaults."""
+    return frozenset(name for name, value in _DEFAULT.items() if getattr(sampling, name) != value)
 
 
 _DEFAULT = {f.name: getattr(SamplingParams(), f.name) for f in fields(SamplingParams)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -33,8 +34,6 @@ async def warm(program: Program, backend: Backend) -> str:
 
 def cache(program: Program, backend: Backend) -> str:
     """``warm`` for functions that are no coroutines. Raises what the backend raises."""
-    import asyncio
-
     home = background()
     home.refuse_blocking(f"{program.name}.cache()")
     return asyncio.run_coroutine_threadsafe(_cache(program, backend, home), home.loop).result()

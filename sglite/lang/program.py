@@ -7,13 +7,14 @@ import contextvars
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any, overload
 
 from sglite.errors import ProgramError, UnsupportedError
+from sglite.lang.batch import run_batch
+from sglite.lang.bodies import await_body, bodies, ended, run_in_task, run_in_thread
 from sglite.lang.interpreter import Branch
 from sglite.lang.options import NAMES, Options, given_options
+from sglite.lang.prefix import cache
 from sglite.lang.run import Run, as_backend
 from sglite.lang.state import ProgramState
 from sglite.lang.tracer import TracedProgram, refuse_tracing, trace_program
@@ -21,7 +22,6 @@ from sglite.lang.waiting import Home, background, running_home
 from sglite.protocol import Backend
 
 _DEFAULTS = Options()
-_MAX_BODIES = 10_000
 
 
 class Program:
@@ -61,13 +61,13 @@ class Program:
             run_home.refuse_blocking(f"{self.name}.run()")
             run_home.call(run_home.start, run_in_task(self.func, state, arguments))
             if not stream:
-                _await_body(state)
+                await_body(state)
         elif stream:
             context = contextvars.copy_context()
             bodies().submit(context.run, run_in_thread, self.func, state, arguments)
         else:
             run_in_thread(self.func, state, arguments)
-        return state if stream else _ended(state)
+        return state if stream else ended(state)
 
     async def arun(self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any) -> ProgramState:
         """``run`` for event loops. An ``async def`` program runs on the caller's loop, a plain one beside it.
@@ -92,7 +92,7 @@ class Program:
         except asyncio.CancelledError:
             state.cancel()
             raise
-        return _ended(state)
+        return ended(state)
 
     def run_batch(
         self,
@@ -109,8 +109,6 @@ class Program:
         Never raises for a program that failed: ``state.error()`` tells. ``num_threads`` bounds how many run at once;
         "auto" is generous. Sampling defaults as in ``run``.
         """
-        from sglite.lang.batch import run_batch
-
         refuse_tracing(self.name)
         states = run_batch(self, batch_kwargs, as_backend(backend), num_threads, make_options(options), progress_bar)
         return states if generator_style else list(states)
@@ -121,8 +119,6 @@ class Program:
 
     def cache(self, backend: Any = None) -> str:
         """Computes the constant beginning of the program once, so that later runs find it cached; returns it."""
-        from sglite.lang.prefix import cache
-
         return cache(self, as_backend(backend))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -192,66 +188,3 @@ def make_options(given: Mapping[str, Any]) -> Options:
     if unknown:
         raise ProgramError(f"unknown option {unknown[0]!r}; known: {', '.join(sorted(NAMES))}")
     return _DEFAULTS.over(given_options(given))
-
-
-# ------------------------------------------------------------------------------------------------------------ bodies
-
-
-@lru_cache(1)
-def bodies() -> ThreadPoolExecutor:
-    """Threads for functions that run beside their caller. It grows as long as all of its threads are busy, so that
-    programs that wait for each other never wait for a thread."""
-    return ThreadPoolExecutor(_MAX_BODIES, thread_name_prefix="sglite-body")
-
-
-def run_in_thread(func: Callable[..., Any], state: ProgramState, arguments: inspect.BoundArguments) -> None:
-    body = state._branch.run.body
-    body.enter_thread()
-    try:
-        state.ret_value = func(state, *arguments.args, **arguments.kwargs)
-    except BaseException as error:
-        body.error = error
-        state.cancel()
-    finally:
-        _finish(state)
-
-
-async def run_in_task(func: Callable[..., Any], state: ProgramState, arguments: inspect.BoundArguments) -> None:
-    body = state._branch.run.body
-    body.enter_task()
-    try:
-        state.ret_value = await func(state, *arguments.args, **arguments.kwargs)
-    except BaseException as error:
-        body.error = error
-        state.cancel()
-    finally:
-        _finish(state)
-
-
-def _finish(state: ProgramState) -> None:
-    run = state._branch.run
-    run.body.over = True
-    state._branch.finish()
-    run.changed.notify()
-
-
-def _await_body(state: ProgramState) -> None:
-    run = state._branch.run
-    try:
-        run.changed.block_until(run.body.is_over)
-    except BaseException:
-        state.cancel()
-        raise
-
-
-def _ended(state: ProgramState) -> ProgramState:
-    """The state at the end of its run. Raises what its function raised."""
-    error = state._branch.run.body.error
-    if error is not None:
-        raise error
-    try:
-        state.sync()
-    except BaseException:
-        state.cancel()
-        raise
-    return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sglite.errors import UnsupportedError
 from sglite.lang.nodes import Gen
 from sglite.lang.options import Plan
+from sglite.lang.options import changed as changed
 from sglite.protocol import ModelInfo, Prompt, Text, Tokens
 
 _EVERYWHERE = frozenset({"n", "max_new_tokens"})

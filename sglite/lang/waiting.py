@@ -47,6 +47,19 @@ class Signal:
                 return ready()
         return True
 
+    def when(self, ready: Callable[[], bool], act: Callable[[], None]) -> None:
+        """Calls ``act`` once, as soon as it is ready: here and now, or by whoever makes it so."""
+        once = [act]
+
+        def look() -> None:
+            if not ready():
+                self.add(look)
+            if ready():
+                with contextlib.suppress(IndexError):  # somebody else was quicker
+                    once.pop()()
+
+        look()
+
     async def until(self, ready: Callable[[], bool]) -> None:
         """On any event loop."""
         while not ready():
