@@ -22,6 +22,7 @@ from sglite.runtime.server.config import ServerConfig
 
 if TYPE_CHECKING:
     from sglite.protocol import Backend
+    from sglite.runtime.engine import Engine
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -138,10 +139,14 @@ def serve_command(options: argparse.Namespace) -> int:
     config = read_options(ServerConfig, options)
     if options.end_with_stdin:
         _end_with_stdin()
-    with listen(config) as listener:  # first: a port in use is known in no time, a model takes seconds to load
-        backend = _engine(options)
-        serve_on(listener, backend, config, lambda url: print(f"sglite: serving at {url}", file=sys.stderr, flush=True))
+    # The socket first: a port in use is known in no time, while a model takes seconds to load.
+    with listen(config) as listener, _engine(options) as engine:
+        serve_on(listener, engine, config, _announce)
     return 0
+
+
+def _announce(url: str) -> None:
+    print(f"sglite: serving at {url}", file=sys.stderr, flush=True)
 
 
 def _end_with_stdin() -> None:
@@ -223,7 +228,7 @@ def _backend(options: argparse.Namespace) -> Backend:
     return RuntimeEndpoint(options.backend, options.api_key or os.environ.get("SGLITE_API_KEY"))
 
 
-def _engine(options: argparse.Namespace) -> Backend:
+def _engine(options: argparse.Namespace) -> Engine:
     from sglite.runtime.engine import Engine
 
     return Engine(**given_options(EngineConfig, options))

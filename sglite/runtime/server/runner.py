@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 
@@ -28,7 +30,22 @@ def serve_on(
     listener: socket.socket, backend: Backend, config: ServerConfig, ready: Callable[[str], None] = lambda url: None
 ) -> None:
     """Like ``serve``, on a socket that listens already."""
-    _Server(backend, config, lambda: ready(url_of(listener))).run(sockets=[listener])
+    with _ending_is_no_error():
+        _Server(backend, config, lambda: ready(url_of(listener))).run(sockets=[listener])
+
+
+@contextmanager
+def _ending_is_no_error() -> Iterator[None]:
+    """uvicorn raises the signal that ended it once more, for the handlers that were there before its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -71,7 +88,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which tells when it accepts connections."""
+    """uvicorn, which tells when it accepts connections, and for which a second signal of any kind means now."""
 
     def __init__(self, backend: Backend, config: ServerConfig, ready: Callable[[], None]) -> None:
         self._ready = ready
@@ -92,3 +109,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started:
             self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        super().handle_exit(sig, frame)
