@@ -230,6 +230,9 @@ class Engine:
             self._core.submit(job, self._parts.intake.tracks(job))
         except SgliteError as error:
             job.sink.fail(error)
+        except Exception as error:  # our own mistake, but this request's alone
+            log.exception("request %s could not be started", job.request.id)
+            job.sink.fail(RequestError(f"the request could not be started: {error}", request_id=job.request.id))
 
     def _abort(self, job: Job) -> None:
         with suppress(UnavailableError):  # closed in the meantime: the request has ended with it
