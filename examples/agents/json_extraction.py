@@ -20,6 +20,8 @@ NOTES = (
     "Tom wrote from Oslo: the 2 chairs he bought arrived broken and he is very angry.",
     "Aiko in Kyoto asks whether the 12 cups she wants can go into the dishwasher.",
 )
+MOODS = ["happy", "angry", "curious"]
+FAIR = sgl.unconditional_likelihood_normalized  # a small model prefers common words: weigh that out
 
 
 class Facts(BaseModel):
@@ -33,16 +35,16 @@ def read_note(s: sgl.ProgramState, note: str, console: Console) -> Facts:
     s += sgl.system("You read notes of a shop and answer questions about them.")
     s += sgl.user(f"The note: {note}")
     s += sgl.assistant("I have read the note. What do you want to know?")
-    kind, facts, wish = s.fork(3)  # three questions about one note: its tokens are computed once
-    kind += sgl.user("Is the note an order, a complaint or a question?")
-    kind += sgl.assistant("The note is " + sgl.select("kind", ["an order", "a complaint", "a question"]))
+    mood, facts, wish = s.fork(3)  # three questions about one note: its tokens are computed once
+    mood += sgl.user("How does the customer feel: happy, angry or curious?")
+    mood += sgl.assistant("The customer is " + sgl.select("mood", MOODS, choices_method=FAIR))
     facts += sgl.user("Write the customer, the city and the amount as JSON.")
     facts += sgl.assistant(sgl.gen("facts", schema=Facts, temperature=0, max_tokens=64))
     wish += sgl.user("In one short sentence: what does the customer want?")
     wish += sgl.assistant(sgl.gen("wish", temperature=0, max_tokens=40, stop=[".", "\n"]))
 
     console.print(f"\n[bold]{note}[/bold]")
-    console.print("  kind   " + kind["kind"])
+    console.print("  mood   " + mood["mood"])
     show(console, "  json   ", facts, "facts")
     show(console, "  wish   ", wish, "wish")
     return facts.value("facts")
