@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -13,15 +14,18 @@ from starlette.responses import Response
 
 from sglite.chat import render_messages
 from sglite.errors import UnsupportedError
-from sglite.protocol import Chunk, GenerateRequest, LogprobParams, ModelInfo, Prompt, Text
+from sglite.protocol import GenerateRequest, LogprobParams, ModelInfo, Prompt, Text, TokenLogprob, Usage, prompt_text
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.messages import Messages, for_template
-from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, finish_reason, make_request
-from sglite.runtime.server.results import Result, collect, follow, results_for
+from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, make_request
+from sglite.runtime.server.results import total_usage
 from sglite.runtime.server.shapes import chat_logprobs, openai_usage
 from sglite.runtime.server.streams import DONE, Answer, EventStream, event
+from sglite.runtime.server.toolformats import described, reasoning_for, speaks_of_tools, tool_format
+from sglite.runtime.server.tools import ToolChoice, Tools, toolbox
+from sglite.runtime.server.turns import CallPiece, Piece, plain_turn, tool_turns
 
 router = APIRouter(route_class=StrictRoute, tags=["openai"])
 
@@ -46,6 +50,10 @@ class ChatCompletion(OpenAIBody):
     store: Annotated[bool | None, f.only(False)] = None
     modalities: Annotated[list[str] | None, f.only(["text"])] = None
 
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
     chat_template_kwargs: TemplateArguments | None = None
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
@@ -55,14 +63,11 @@ class ChatCompletion(OpenAIBody):
     function_call: f.Unsupported = None
     functions: f.Unsupported = None
     moderation: f.Unsupported = None
-    parallel_tool_calls: f.Unsupported = None
     prediction: f.Unsupported = None
     prompt_cache_key: f.Unsupported = None
     prompt_cache_options: f.Unsupported = None
     prompt_cache_retention: f.Unsupported = None
     reasoning_effort: f.Unsupported = None
-    tool_choice: f.Unsupported = None
-    tools: f.Unsupported = None
     verbosity: f.Unsupported = None
     web_search_options: f.Unsupported = None
 
@@ -90,44 +95,81 @@ class _Call:
         self.id = new_id("chatcmpl")
         self._created = int(time.time())
         self._served = served
-        self.request = self._request(context, model)
+        self._backend = context.backend
+        self._model = model
+        self._box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
+        self._check_tools()
+        template = _template(model)
+        self._format = tool_format(context.config.tool_format, template)
+        prompt = render(body, model)
+        self._reasoning = reasoning_for(context.config.reasoning_format, template, prompt_text(prompt))
+        self._request = self._make_request(context, prompt)
 
-    def _request(self, context: Context, model: ModelInfo) -> GenerateRequest:
+    def _check_tools(self) -> None:
+        if self._box is None:
+            return
+        lacking = {"json_schema", "choices"} - self._model.capabilities.constraints
+        if lacking:
+            raise UnsupportedError(f"tools need constraints of kind {' and '.join(sorted(lacking))}", param="tools")
+        if self.body.constraint() is not None:
+            raise UnsupportedError("response_format cannot be combined with tools", param="response_format")
+        if self.body.logprobs:
+            raise UnsupportedError("logprobs cannot be combined with tools", param="logprobs")
+
+    def _make_request(self, context: Context, prompt: Prompt) -> GenerateRequest:
         body = self.body
-        logprobs = LogprobParams(output=True, top=body.top_logprobs or 0) if body.logprobs else None
         return make_request(
             body,
             context,
             id=self.id,
-            prompt=render(body, model),
-            sampling=body.sampling(model.context_length),
-            logprobs=logprobs,
+            prompt=prompt,
+            sampling=body.sampling(self._model.context_length),
+            logprobs=LogprobParams(output=True, top=body.top_logprobs or 0) if body.logprobs else None,
             priority=TIER_PRIORITY[body.service_tier or "auto"],
         )
+
+    def pieces(self) -> AsyncGenerator[Piece]:
+        if self._box is None:
+            return plain_turn(self._backend, self._request, self._reasoning)
+        special = self._model.special_tokens
+        return tool_turns(self._backend, self._request, self._box, self._format, self._reasoning, special)
 
     def head(self, kind: str) -> dict[str, Any]:
         asked = self.body.service_tier
         tier = {"service_tier": "default" if asked == "auto" else asked} if asked else {}
         return {"id": self.id, "object": kind, "created": self._created, "model": self._served, **tier}
 
+    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        return chat_logprobs(entries) if self.body.logprobs else None
+
 
 def render(body: ChatCompletion, model: ModelInfo) -> Prompt:
     """The prompt of a conversation. Contents never become special tokens."""
-    if model.chat_template is None:
-        raise UnsupportedError("this model has no chat template; use /v1/completions", param="messages")
-    *before, last = [for_template(message) for message in body.messages]
+    template = _template(model)
+    messages = [for_template(message) for message in body.messages]
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()] if body.tool_choice != "none" else []
+    if not speaks_of_tools(template) and (tools or any("tool_calls" in m or m["role"] == "tool" for m in messages)):
+        messages, tools = described(messages, tools), []
+    *before, last = messages
     begun = (Text(last["content"] or ""),) if body.continue_final_message else ()
     given = body.chat_template_kwargs.model_dump(exclude_none=True) if body.chat_template_kwargs else {}
     prompt = render_messages(
-        model.chat_template,
+        template,
         before if begun else [*before, last],
         bos_token=model.bos_token,
         eos_token=model.eos_token,
         special_tokens=model.special_tokens,
+        tools=tools or None,
         add_generation_prompt=bool(begun) or body.add_generation_prompt is not False,
         **given,
     )
     return (*prompt, *begun)
+
+
+def _template(model: ModelInfo) -> str:
+    if model.chat_template is None:
+        raise UnsupportedError("this model has no chat template; use /v1/completions", param="messages")
+    return model.chat_template
 
 
 @router.post("/v1/chat/completions")
@@ -136,54 +178,103 @@ async def chat_completions(body: ChatCompletion, context: Ctx) -> Response:
     served = await context.check_model(body.model)
     call = _Call(body, context, await context.model(), served)
     if body.stream:
-        return EventStream(_events(context, call), context.config.write_timeout)
-    return Answer(_answer(context, call))
+        return EventStream(_events(call), context.config.write_timeout)
+    return Answer(_answer(call))
 
 
-async def _answer(context: Context, call: _Call) -> dict[str, Any]:
-    (result,) = await collect(context.backend, [call.request])
-    choices = [_choice(call, result, index) for index in range(call.n)]
+# --------------------------------------------------------------------------------------------------- the whole answer
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice's pieces put together."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None
+    usage: Usage | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.content += piece.content
+        self.reasoning += piece.reasoning
+        self.logprobs += piece.logprobs
+        self.finish = piece.finish or self.finish
+        self.usage = piece.usage or self.usage
+        if piece.call is not None:
+            self._add_call(piece.call)
+
+    def _add_call(self, part: CallPiece) -> None:
+        if part.name is not None:
+            function = {"name": part.name, "arguments": ""}
+            self.calls.append({"id": part.id, "type": "function", "function": function})
+        self.calls[part.index]["function"]["arguments"] += part.arguments
+
+    def message(self) -> dict[str, Any]:
+        calls = {"tool_calls": self.calls} if self.calls else {}
+        thought = {"reasoning_content": self.reasoning} if self.reasoning else {}
+        content = self.content if self.content or not self.calls else None
+        return {"role": "assistant", "content": content, "refusal": None, **thought, **calls}
+
+
+async def _answer(call: _Call) -> dict[str, Any]:
+    choices = [_Choice() for _ in range(call.n)]
+    async for piece in call.pieces():
+        choices[piece.index].add(piece)
+    shown = [
+        {
+            "index": index,
+            "message": choice.message(),
+            "logprobs": call.logprobs(choice.logprobs),
+            "finish_reason": choice.finish,
+        }
+        for index, choice in enumerate(choices)
+    ]
+    usage = openai_usage([total_usage(choice.usage for choice in choices)])
     echoed = {"metadata": call.body.metadata} if call.body.metadata else {}
-    return {**call.head("chat.completion"), "choices": choices, "usage": openai_usage([result]), **echoed}
+    return {**call.head("chat.completion"), "choices": shown, "usage": usage, **echoed}
 
 
-def _choice(call: _Call, result: Result, index: int) -> dict[str, Any]:
-    sample = result.samples[index]
-    return {
-        "index": index,
-        "message": {"role": "assistant", "content": sample.text, "refusal": None},
-        "logprobs": chat_logprobs(sample.logprobs) if call.body.logprobs else None,
-        "finish_reason": finish_reason(sample.finish),
-    }
+# ----------------------------------------------------------------------------------------------------------- streamed
 
 
-async def _events(context: Context, call: _Call) -> AsyncGenerator[bytes]:
+async def _events(call: _Call) -> AsyncGenerator[bytes]:
     """A role chunk per choice, deltas, a finish chunk per choice, and the usage if it was asked for."""
     tail = {"usage": None} if call.body.include_usage else {}
     head = call.head("chat.completion.chunk")
     begun: set[int] = set()
-    results = results_for([call.request])
-    async with aclosing(follow(context.backend, [call.request], results)) as steps:
-        async for _, chunk in steps:
-            for choice in _deltas(call, chunk, first=chunk.index not in begun):
-                begun.add(chunk.index)
+    usages: list[Usage | None] = []
+    async with aclosing(call.pieces()) as pieces:
+        async for piece in pieces:
+            usages.append(piece.usage)
+            for choice in _deltas(call, piece, first=piece.index not in begun):
                 yield event({**head, "choices": [choice], **tail})
+            begun.add(piece.index)
     if call.body.include_usage:
-        yield event({**head, "choices": [], "usage": openai_usage(results)})
+        yield event({**head, "choices": [], "usage": openai_usage([total_usage(usages)])})
     yield DONE
 
 
-def _deltas(call: _Call, chunk: Chunk, *, first: bool) -> list[dict[str, Any]]:
-    found = []
-    if first:
-        found.append(_delta(chunk.index, {"role": "assistant", "content": "", "refusal": None}))
-    if chunk.text or chunk.logprobs:
-        logprobs = chat_logprobs(chunk.logprobs) if call.body.logprobs else None
-        found.append(_delta(chunk.index, {"content": chunk.text}, logprobs))
-    if chunk.finish is not None:
-        found.append({**_delta(chunk.index, {}), "finish_reason": finish_reason(chunk.finish)})
+def _deltas(call: _Call, piece: Piece, *, first: bool) -> list[dict[str, Any]]:
+    found = [_delta(piece, {"role": "assistant", "content": "", "refusal": None})] if first else []
+    if piece.reasoning:
+        found.append(_delta(piece, {"reasoning_content": piece.reasoning}))
+    if piece.content or piece.logprobs:
+        found.append({**_delta(piece, {"content": piece.content}), "logprobs": call.logprobs(piece.logprobs)})
+    if piece.call is not None:
+        found.append(_delta(piece, {"tool_calls": [_call_delta(piece.call)]}))
+    if piece.finish is not None:
+        found.append({**_delta(piece, {}), "finish_reason": piece.finish})
     return found
 
 
-def _delta(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+def _delta(piece: Piece, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _call_delta(part: CallPiece) -> dict[str, Any]:
+    if part.name is None:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"index": part.index, "id": part.id, "type": "function", "function": function}

@@ -111,7 +111,7 @@ async def completions(body: Completion, context: Ctx) -> Response:
 async def _answer(context: Context, call: _Call) -> dict[str, Any]:
     results = await collect(context.backend, call.requests)
     choices = [call.choice(i, result, index) for i, result in enumerate(results) for index in range(call.n)]
-    return {**call.head, "choices": choices, "usage": openai_usage(results)}
+    return {**call.head, "choices": choices, "usage": openai_usage([result.usage for result in results])}
 
 
 async def _events(context: Context, call: _Call) -> AsyncGenerator[bytes]:
@@ -125,5 +125,5 @@ async def _events(context: Context, call: _Call) -> AsyncGenerator[bytes]:
                 begun.add((i, chunk.index))
                 yield event({**call.head, "choices": [choice], **tail})
     if call.body.include_usage:
-        yield event({**call.head, "choices": [], "usage": openai_usage(results)})
+        yield event({**call.head, "choices": [], "usage": openai_usage([result.usage for result in results])})
     yield DONE

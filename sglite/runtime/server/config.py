@@ -19,6 +19,10 @@ class ServerConfig:
     host: str = _option("127.0.0.1", "address to listen on")
     port: int = _option(30000, "port to listen on (0: any free one)")
     served_name: str = _option("", "name of the model in /v1 routes (default: the model's own)")
+    tool_format: str = _option("auto", "how the model writes tool calls: auto, hermes, qwen, llama3 or mistral")
+    reasoning_format: str = _option(
+        "auto", "how the model writes reasoning: auto, none or a family (qwen3, deepseek-r1)"
+    )
     max_body: int = _option(1 << 20, "largest request body")
     max_headers: int = _option(16 << 10, "largest sum of request headers")
     max_depth: int = _option(64, "deepest nesting of a JSON body")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
@@ -66,9 +67,23 @@ class UserMessage(f.Body):
     name: Name | None = None
 
 
+def _arguments(value: Any) -> dict[str, Any]:
+    """Arguments travel as JSON text; templates want the object."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise f.bad("must be the JSON text of an object")
+    return parsed
+
+
+Arguments = Annotated[dict[str, Any], PlainValidator(_arguments), WithJsonSchema({"type": "string"})]
+
+
 class FunctionCall(f.Body):
     name: Name
-    arguments: str
+    arguments: Arguments
 
 
 class ToolCall(f.Body):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sglite.errors import AbortedError, RequestError
 from sglite.protocol import Backend, CandidateScore, Chunk, Finish, GenerateRequest, TokenLogprob, Usage
@@ -53,13 +53,19 @@ class Result:
 
     @property
     def usage(self) -> Usage:
-        """Of the request as a whole. The prompt is one, however many samples it has."""
-        known = [sample.usage for sample in self.samples if sample.usage is not None]
-        prompt, cached = (
-            max((getattr(u, name) for u in known), default=0) for name in ("prompt_tokens", "cached_tokens")
-        )
-        completion = sum(sample.completion_tokens for sample in self.samples)
-        return Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
+        """Of the request as a whole."""
+        known = total_usage(sample.usage for sample in self.samples)
+        return replace(known, completion_tokens=sum(sample.completion_tokens for sample in self.samples))
+
+
+def total_usage(usages: Iterable[Usage | None]) -> Usage:
+    """Of a request, from its samples': the prompt is one, however many samples it has."""
+    known = [usage for usage in usages if usage is not None]
+    return Usage(
+        prompt_tokens=max((u.prompt_tokens for u in known), default=0),
+        cached_tokens=max((u.cached_tokens for u in known), default=0),
+        completion_tokens=sum(u.completion_tokens for u in known),
+    )
 
 
 def results_for(requests: Sequence[GenerateRequest]) -> list[Result]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglite.protocol import TokenLogprob
-from sglite.runtime.server.results import Result
+from sglite.protocol import TokenLogprob, Usage
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
@@ -59,10 +58,9 @@ def completion_logprobs(entries: Sequence[TokenLogprob], offset: int) -> dict[st
     }
 
 
-def openai_usage(results: Sequence[Result]) -> dict[str, Any]:
-    total = [result.usage for result in results]
+def openai_usage(requests: Sequence[Usage]) -> dict[str, Any]:
     prompt, completion, cached = (
-        sum(getattr(u, name) for u in total) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
+        sum(getattr(u, name) for u in requests) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
     )
     return {
         "prompt_tokens": prompt,

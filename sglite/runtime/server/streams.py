@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -18,9 +18,10 @@ from starlette.types import Receive, Scope, Send
 from sglite.protocol import Backend, Chunk, GenerateRequest
 from sglite.runtime.server.failures import describe, log
 
+T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 _BUFFERED = 64
-"""Chunks of a batch that may wait for a slow reader before its requests are held up."""
+"""Items of several sources that may wait for a slow reader before the sources are held up."""
 
 
 def event(data: Any) -> bytes:
@@ -31,45 +32,48 @@ def event(data: Any) -> bytes:
 # ----------------------------------------------------------------------------------------------------------- chunks
 
 
-async def generate_all(backend: Backend, requests: Sequence[GenerateRequest]) -> AsyncGenerator[tuple[int, Chunk]]:
+def generate_all(backend: Backend, requests: Sequence[GenerateRequest]) -> AsyncGenerator[tuple[int, Chunk]]:
     """The chunks of all requests as they come, each with its request's position. The first failure ends them all."""
-    if len(requests) == 1:
-        async with closing(backend.generate(requests[0])) as chunks:
-            async for chunk in chunks:
-                yield 0, chunk
+    return merged([backend.generate(request) for request in requests])
+
+
+async def merged(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """The items of all sources as they come, each with its source's position. The first failure closes them all."""
+    if len(sources) == 1:
+        async with closing(sources[0]) as items:
+            async for item in items:
+                yield 0, item
         return
-    queue: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue(_BUFFERED)
-    pumps = [asyncio.create_task(_pump(backend, i, request, queue)) for i, request in enumerate(requests)]
+    queue: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue(_BUFFERED)
+    pumps = [asyncio.create_task(_pump(i, source, queue)) for i, source in enumerate(sources)]
     watch = asyncio.create_task(_announce_end(pumps, queue))
     try:
-        while (item := await queue.get()) is not None:
-            yield item
+        while (entry := await queue.get()) is not None:
+            yield entry
         for pump in pumps:
             pump.result()
     finally:
         await _cancelled([watch, *pumps])
 
 
-async def _pump(
-    backend: Backend, index: int, request: GenerateRequest, queue: asyncio.Queue[tuple[int, Chunk] | None]
-) -> None:
-    async with closing(backend.generate(request)) as chunks:
-        async for chunk in chunks:
-            await queue.put((index, chunk))
+async def _pump(index: int, source: AsyncIterator[T], queue: asyncio.Queue[tuple[int, T] | None]) -> None:
+    async with closing(source) as items:
+        async for item in items:
+            await queue.put((index, item))
 
 
-async def _announce_end(pumps: list[asyncio.Task[None]], queue: asyncio.Queue[tuple[int, Chunk] | None]) -> None:
+async def _announce_end(pumps: list[asyncio.Task[None]], queue: asyncio.Queue[tuple[int, T] | None]) -> None:
     await asyncio.wait(pumps, return_when=asyncio.FIRST_EXCEPTION)
     await queue.put(None)
 
 
 @asynccontextmanager
-async def closing(chunks: AsyncIterator[Chunk]) -> AsyncIterator[AsyncIterator[Chunk]]:
+async def closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
     """Close an iterator that can be closed: that is how a request is aborted."""
     try:
-        yield chunks
+        yield items
     finally:
-        close = getattr(chunks, "aclose", None)
+        close = getattr(items, "aclose", None)
         if close is not None:
             await close()
 
