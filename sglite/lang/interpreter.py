@@ -13,10 +13,11 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from sglite.errors import AbortedError, ProgramError, SgliteError
 from sglite.lang import nodes as n
+from sglite.lang.calls import Call
 from sglite.lang.generation import Generation, gather
 from sglite.lang.meta import meta_of
 from sglite.lang.options import plan
@@ -62,6 +63,7 @@ class Branch:
         self._busy = held
         self._task: asyncio.Task[None] | None = None
         self._generating: Variable | None = None
+        self._request_id: str | None = None
         self._transcript = Transcript()
         self._turns = Turns()
         self._born: Mark | None = None
@@ -209,6 +211,14 @@ class Branch:
 
     def _begin(self) -> None:
         self._task = self.run.home.start(self._work())
+        self._task.add_done_callback(self._after_work)
+
+    def _after_work(self, task: asyncio.Task[None]) -> None:
+        """A task that was cancelled before its first step has done nothing and still owns the branch."""
+        if task.cancelled():
+            self._task = None
+            self.error = self.error or AbortedError("the program was cancelled")
+            self._advance()
 
     async def _work(self) -> None:
         while True:
@@ -237,13 +247,14 @@ class Branch:
         if self.error is not None:
             _abandon(item, self.error)
             return None
+        self._request_id = None
         return _HANDLERS[type(item[0])](self, *item)
 
     def _fail(self, item: Item, error: Exception) -> None:
         """The branch ends here: this node and everything after it fail with the same error."""
         if self.error is None:
             node, _, site = item
-            self.error = located(error, _describe(node), site, getattr(error, "request_id", None))
+            self.error = located(error, _describe(node), site, self._request_id)
         _abandon(item, self.error)
         self.run.changed.notify()
 
@@ -329,7 +340,7 @@ class Branch:
         info = self.run.known_info
         made = plan(self.run.options, node.given)
         check(node, made, info)
-        call = self.run.trace.start("gen", node.name, self.name, site)
+        call = self._call("gen", node, site)
         request = GenerateRequest(
             id=call.request_id,
             prompt=sendable(self._transcript.prompt(), info),
@@ -368,7 +379,7 @@ class Branch:
         info = self.run.known_info
 
         async def send(prompt: Prompt, **request: Any) -> list[Chunk]:
-            call = self.run.trace.start("select", node.name, self.name, site)
+            call = self._call("select", node, site)
             made = scoring_request(call.request_id, prompt, info, program=self._program(), **request)
             return await gather(call, self.run.backend.generate(made))
 
@@ -377,6 +388,11 @@ class Branch:
         self._transcript.say(decision.choice)
         self._write(decision.choice)
         variable.set(decision.choice)
+
+    def _call(self, kind: Literal["gen", "select"], node: n.Gen | n.Select, site: Site | None) -> Call:
+        call = self.run.trace.start(kind, node.name, self.name, site)
+        self._request_id = call.request_id
+        return call
 
     def _program(self) -> ProgramInfo:
         coming = any(isinstance(item[0], n.Gen | n.Select | n.ForkPoint) for item in self._queue)

@@ -43,7 +43,7 @@ class Options:
         """These options with ``given`` put over them. Raises InvalidRequestError naming the field."""
         sampling = {k: v for k, v in given.items() if k in SAMPLING}
         logprobs = {k: v for k, v in given.items() if k in LOGPROBS}
-        return Options(_sampling(self.sampling, sampling), replace(self.logprobs, **logprobs))
+        return Options(replace(self.sampling, **sampling).validate(), replace(self.logprobs, **logprobs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,15 +71,6 @@ def changed(sampling: SamplingParams) -> frozenset[str]:
 
 
 _DEFAULT = {f.name: getattr(SamplingParams(), f.name) for f in fields(SamplingParams)}
-
-
-def _sampling(base: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
-    if not given:
-        return base
-    merged = replace(base, **given)
-    if "min_new_tokens" not in given and merged.min_new_tokens > merged.max_new_tokens:
-        merged = replace(merged, min_new_tokens=merged.max_new_tokens)
-    return merged.validate()
 
 
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"skip_special_tokens", "logit_bias"}

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from sglite.errors import ProgramError, UnsupportedError
@@ -41,9 +41,7 @@ class Program:
 
     def bind(self, **kwargs: Any) -> Program:
         """The program with some arguments given."""
-        for name in kwargs:
-            if name not in self.signature.parameters and not self._takes_any:
-                raise ProgramError(f"{self.name}() has no parameter {name!r}")
+        self._check_names(kwargs)
         return Program(self.func, {**self.bound, **kwargs})
 
     def run(self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any) -> ProgramState:
@@ -144,15 +142,20 @@ class Program:
         return own, make_options({k: v for k, v in kwargs.items() if k not in own})
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        self._check_names(kwargs)
         bound = {k: v for k, v in self.bound.items() if k not in kwargs}
         try:
             return self.signature.bind(*args, **bound, **kwargs)
         except TypeError as error:
             raise ProgramError(f"{self.name}(): {error}") from None
 
-    @property
-    def _takes_any(self) -> bool:
-        return any(p.kind is p.VAR_KEYWORD for p in self.signature.parameters.values())
+    def _check_names(self, kwargs: Iterable[str]) -> None:
+        parameters = self.signature.parameters
+        if any(name not in parameters for name in kwargs) and not any(
+            p.kind is p.VAR_KEYWORD for p in parameters.values()
+        ):
+            wrong = next(name for name in kwargs if name not in parameters)
+            raise ProgramError(f"{self.name}() has no parameter {wrong!r}; it has: {', '.join(parameters) or 'none'}")
 
     def __repr__(self) -> str:
         return f"<sglite program {self.name}{self.signature}>"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -77,11 +79,25 @@ def from_type(kind: Any) -> Wanted:
     from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(kind)
+        adapter: TypeAdapter[Any] = TypeAdapter(_modern(kind))
         source = json.dumps(adapter.json_schema())
     except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
         raise GrammarError(f"schema={kind!r} cannot be turned into a JSON Schema: {error}", param="schema") from error
     return Constraint("json_schema", source), adapter.validate_json
+
+
+def _modern(kind: Any) -> Any:
+    """``typing.TypedDict`` as the one of typing_extensions, which is the only one pydantic takes before Python 3.12."""
+    if sys.version_info >= (3, 12):
+        return kind
+    if typing.is_typeddict(kind):
+        import typing_extensions
+
+        hints = {name: _modern(hint) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
+        return typing_extensions.TypedDict(kind.__name__, hints, total=kind.__total__)  # type: ignore[operator]
+    if typing.get_origin(kind) in (list, dict, tuple, set):
+        return typing.get_origin(kind)[tuple(map(_modern, typing.get_args(kind)))]
+    return kind
 
 
 def _dump(schema: Any, argument: str) -> str:

@@ -103,10 +103,13 @@ def located(error: BaseException, what: str, site: Site | None, request_id: str 
     """``error`` with the program's own line and the request in its message; foreign errors become RequestError."""
     file, line = site or ("?", 0)
     where = f"{what} at {file.rpartition('/')[2]}:{line}"
+    request_id = getattr(error, "request_id", None) or request_id
     suffix = f" (request {request_id})" if request_id and request_id not in str(error) else ""
     if isinstance(error, SgliteError):
         placed = copy.copy(error)
         placed.args = (f"{where}: {error}{suffix}",)
+        if isinstance(placed, RequestError):
+            placed.request_id = request_id
     else:
         placed = RequestError(f"{where}: {type(error).__name__}: {error}{suffix}", request_id=request_id)
     placed.__cause__ = error

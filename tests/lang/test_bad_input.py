@@ -1,0 +1,389 @@
+"""Everything an author can get wrong: an exception of our tree, with the program's own line, and the argument named."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+import sglite as sgl
+from sglite.errors import (
+    AbortedError,
+    GrammarError,
+    InvalidRequestError,
+    ProgramError,
+    RequestError,
+    SgliteError,
+    UnsupportedError,
+)
+from sglite.protocol import Capabilities
+from sglite.testing import MockBackend
+
+pytestmark = pytest.mark.usefixtures("mock")
+
+
+def raised(body, error: type[Exception] = ProgramError, match: str = "") -> Exception:
+    with pytest.raises(error, match=match) as caught:
+        sgl.function(body).run()
+    assert any(frame.filename == __file__ for frame in traceback.extract_tb(caught.value.__traceback__))
+    return caught.value
+
+
+def test_roles_do_not_nest() -> None:
+    def nested(s):
+        s += sgl.user(sgl.assistant("x"))
+
+    raised(nested, match="user turn is still open")
+
+
+def test_a_role_ends_only_where_it_began() -> None:
+    def backwards(s):
+        s += sgl.user_end()
+
+    raised(backwards, match="no user turn is open")
+
+
+def test_a_variable_that_was_never_generated() -> None:
+    def unknown(s):
+        s += "x" + sgl.gen("here")
+        s["there"]
+
+    error = raised(unknown, match="'there'")
+    assert "known: here" in str(error)
+
+
+def test_nothing_is_appended_after_a_join() -> None:
+    def late(s):
+        forks = s.fork(2)
+        forks.join()
+        forks[0] += "x"
+
+    raised(late, match="ended")
+
+
+def test_a_group_is_joined_once() -> None:
+    def twice(s):
+        forks = s.fork(2)
+        forks.join()
+        forks.join()
+
+    raised(twice, match="already")
+
+
+def test_unknown_join_mode() -> None:
+    raised(lambda s: s.fork(2).join("sum"), match="gather_variable or concate_and_append")
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.5, "2"])
+def test_fork_sizes(size) -> None:
+    raised(lambda s: s.fork(size), match="at least 1")
+
+
+def test_the_right_number_of_expressions() -> None:
+    def three(s):
+        forks = s.fork(2)
+        forks += ["a", "b", "c"]
+
+    raised(three, match="3 expressions for a fork of 2")
+
+
+@pytest.mark.parametrize("value", [None, 3, ["x"], {"x": 1}])
+def test_only_text_and_expressions_are_appended(value) -> None:
+    def wrong(s):
+        s += value
+
+    raised(wrong, match="only text and sglite expressions")
+
+
+def test_a_function_without_s() -> None:
+    with pytest.raises(ProgramError, match="named s"):
+        sgl.function(lambda: None)
+    with pytest.raises(ProgramError, match="named s"):
+        sgl.function(lambda state: None)
+
+
+def test_arguments_that_do_not_fit() -> None:
+    @sgl.function
+    def program(s, question):
+        pass
+
+    with pytest.raises(ProgramError, match="question"):
+        program.run()
+    with pytest.raises(ProgramError, match="kwestion"):
+        program.run(kwestion="x")
+    with pytest.raises(ProgramError, match="kwestion"):
+        program.bind(kwestion="x")
+    with pytest.raises(ProgramError, match="kwestion"):
+        program.trace(kwestion="x")
+    with pytest.raises(ProgramError, match="kwestion"):
+        program.run_batch([{"question": "x"}, {"kwestion": "x"}])
+    with pytest.raises(ProgramError, match="unknown option 'temprature'"):
+        program.run_batch([{"question": "x"}], temprature=0)
+
+
+def test_no_backend() -> None:
+    sgl.set_default_backend(None)
+    with pytest.raises(ProgramError, match="set_default_backend"):
+        sgl.function(lambda s: None).run()
+    with pytest.raises(ProgramError, match="not a backend"):
+        sgl.set_default_backend("http://127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"choices": ["a"], "regex": "a"}, "choices and regex"),
+        ({"regex": "a", "json_schema": "{}"}, "regex and json_schema"),
+        ({"dtype": int, "schema": int}, "dtype and schema"),
+        ({"choices": []}, "at least one"),
+        ({"choices": "yes"}, "list"),
+        ({"choices": ["a", ""]}, "not empty"),
+        ({"choices": ["a", "b", "a"]}, "'a' is there twice"),
+        ({"choices": ["a", 1]}, "not 1"),
+        ({"choices": ["a"], "max_tokens": 3}, "max_new_tokens has no effect"),
+        ({"choices": ["a"], "choices_method": "best"}, "choices_method must be one of"),
+        ({"choices_method": "exact"}, "needs choices"),
+        ({"dtype": complex}, "dtype must be"),
+        ({"name": ""}, "name"),
+        ({"name": 3}, "name"),
+        ({"return_logprob": 1}, "return_logprob"),
+    ],
+)
+def test_gen_refuses(options, match) -> None:
+    with pytest.raises(ProgramError, match=match):
+        sgl.gen(**{"name": "x", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"json_schema": '{"type": 3}'}, "json_schema"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"json_schema": "3"}, "json_schema"),
+        ({"schema": {"type": "thing"}}, "schema"),
+        ({"schema": object()}, "schema"),
+        ({"regex": ""}, "regex"),
+    ],
+)
+def test_gen_refuses_what_is_no_grammar(options, param) -> None:
+    with pytest.raises(GrammarError) as caught:
+        sgl.gen("x", **options)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": "many"}, "max_new_tokens"),
+        ({"stop": ""}, "stop"),
+        ({"return_logprob": False, "top_logprobs_num": 2}, "top_logprobs_num"),
+    ],
+)
+def test_options_are_checked_before_anything_is_sent(options, param) -> None:
+    mock = MockBackend()
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x", **options)
+
+    state = program.run(backend=mock)
+    with pytest.raises(InvalidRequestError) as caught:
+        state["x"]
+    assert caught.value.param == param
+    assert "test_bad_input.py" in str(caught.value)
+    assert mock.requests == []
+
+
+def test_an_unknown_keyword_is_named() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        sgl.gen("x", temprature=0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"regex": "a"}, "regex"),
+        ({"json_schema": "{}"}, "json_schema"),
+        ({"dtype": int}, "dtype"),
+        ({"return_logprob": True}, "return_logprob"),
+        ({"n": 2}, "n"),
+        ({"top_k": 3}, "top_k"),
+    ],
+)
+def test_what_the_backend_lacks_is_refused_by_name(options, param) -> None:
+    mock = MockBackend(capabilities=Capabilities(n=False), name="poor")
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x", **options)
+
+    with pytest.raises(UnsupportedError, match=f"{param}=.*'poor'") as caught:
+        program.run(backend=mock)["x"]
+    assert caught.value.param == param
+    assert mock.requests == []
+
+
+def test_select_needs_some_means() -> None:
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.select("x", ["a", "b"])
+
+    with pytest.raises(UnsupportedError, match="score candidates"):
+        program.run(backend=MockBackend(capabilities=Capabilities()))["x"]
+
+
+def test_images_and_videos_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="images"):
+        sgl.image("cat.png")
+    with pytest.raises(UnsupportedError, match="videos"):
+        sgl.video("cat.mp4", 3)
+    with pytest.raises(UnsupportedError, match="position_ids_offset"):
+        sgl.function(lambda s: s.fork(2, [1])).run()
+
+
+def test_a_failed_generation_raises_where_it_is_read() -> None:
+    mock = MockBackend([ValueError("boom")])
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x")
+        s += sgl.gen("y")
+        return "the body goes on"
+
+    state = program.run(backend=mock)
+    assert state.ret_value == "the body goes on"
+    for read in (lambda: state["x"], lambda: state["y"], state.text, state.messages):
+        with pytest.raises(RequestError, match=r"gen\('x'\) at test_bad_input.py:\d+: ValueError: boom") as caught:
+            read()
+        assert caught.value.__cause__ is not None
+        assert isinstance(caught.value.__cause__.__cause__, ValueError)
+        assert caught.value.request_id == mock.requests[0].id
+        assert mock.requests[0].id in str(caught.value)
+    assert isinstance(state.error(), RequestError)
+    assert state.trace().calls[0].error == "boom"
+
+
+def test_typed_errors_keep_their_type_and_fields() -> None:
+    mock = MockBackend([sgl.ContextLengthError("too long", param="prompt")])
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x")
+
+    with pytest.raises(sgl.ContextLengthError, match="too long") as caught:
+        program.run(backend=mock)["x"]
+    assert caught.value.param == "prompt"
+
+
+def test_a_branch_that_fails_does_not_take_the_others_along() -> None:
+    mock = MockBackend({"0": "fine", "1": ValueError("boom"), "2": "fine too"})
+
+    @sgl.function
+    def program(s):
+        s += "go "
+        forks = s.fork(3)
+        forks += lambda i: f"{i}" + sgl.gen("x") + sgl.gen("y")
+        forks.join()
+        return forks[0]["x"], forks[2]["x"]
+
+    state = program.run(backend=mock)
+    assert state.ret_value == ("fine", "fine too")
+    with pytest.raises(RequestError, match="boom"):
+        state["x"]
+    assert state.error() is None
+
+
+def test_a_failed_branch_fails_what_is_made_of_its_text() -> None:
+    mock = MockBackend({"1": ValueError("boom")})
+
+    @sgl.function
+    def program(s):
+        forks = s.fork(2)
+        forks += lambda i: f"{i}" + sgl.gen("x")
+        forks.join("concate_and_append")
+        s += sgl.gen("after")
+
+    with pytest.raises(RequestError, match=r"join at .*gen\('x'\) at .*boom"):
+        program.run(backend=mock)["after"]
+
+
+def test_a_body_that_raises_in_the_middle() -> None:
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x")
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        program.run()
+
+
+def test_run_batch_returns_every_state_with_its_own_outcome() -> None:
+    mock = MockBackend({"bad": ValueError("boom"), "good": "fine"})
+
+    @sgl.function
+    def program(s, word):
+        if word == "ugly":
+            raise KeyError("mine")
+        s += word + sgl.gen("x")
+        return s["x"]
+
+    states = program.run_batch([{"word": w} for w in ("good", "bad", "ugly", "good")], backend=mock)
+    outcomes = [type(state.error()) for state in states]
+    assert outcomes == [type(None), RequestError, KeyError, type(None)]
+    assert [states[0]["x"], states[3].ret_value] == ["fine", "fine"]
+    with pytest.raises(SgliteError):
+        states[1]["x"]
+
+
+def test_what_a_dropped_or_cancelled_state_had_left_raises() -> None:
+    mock = MockBackend("x", latency=30)
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x") + sgl.gen("y")
+        s.cancel()
+
+    state = program.run(backend=mock)
+    for name in ("x", "y"):
+        with pytest.raises(AbortedError, match="cancelled"):
+            state[name]
+
+
+def test_truncation_is_visible() -> None:
+    mock = MockBackend("one two three four")
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x", max_tokens=2)
+
+    state = program.run(backend=mock)
+    assert state["x"] == "one two"
+    assert [call.finish for call in state.trace()] == ["length"]
+
+
+def test_a_typed_value_that_was_cut_off_says_so() -> None:
+    mock = MockBackend([json_text := '{"a": 1}'])
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x", schema=dict[str, int], max_tokens=3)
+
+    state = program.run(backend=mock)
+    assert state["x"] != json_text
+    with pytest.raises(ProgramError, match="cut off by max_tokens"):
+        state.value("x")
+
+
+def test_the_template_refuses_roles() -> None:
+    template = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user first') }}{% endif %}"
+
+    @sgl.function
+    def program(s):
+        s += sgl.system("x") + sgl.user("y")
+        s += sgl.gen("x")
+
+    with pytest.raises(InvalidRequestError, match=r"the system turn at test_bad_input.py.*user first"):
+        program.run(backend=MockBackend(chat_template=template))["x"]
