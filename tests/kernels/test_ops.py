@@ -36,6 +36,15 @@ def rounding(case) -> float:
     return ROUNDING[case[1]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """The work is tiny, and torch's threads wait for each other badly where other processes use the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(7)
