@@ -14,38 +14,54 @@ from sglite.errors import ConfigError
 PATIENCE = 128
 """How many admissions a waiting sequence may be passed over beyond its turn in order of arrival."""
 
+QUANTUM = 4096
+"""Tokens after which a program first counts as a long one; each next level is twice as long."""
+
+SLACK = 0.1
+"""Share of the pool that must be left for a program that would start cold, so that those inside can grow."""
+
 Rank = tuple[int, ...]
-"""A place in line; the least goes first. The last to arrive in line is also the first to give way."""
+"""A place in line: the least goes first, and the last is the first to give way. The scheduler adds the arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a rank is made of. ``arrival`` counts sequences, ``program_arrival`` is that of the program's first one."""
+    """What a rank is made of. A request without a program is one of its own.
+
+    ``arrival`` is the program's, ``attained`` how many tokens were computed for it so far.
+    """
 
     priority: int
     arrival: int
-    program_arrival: int
     attained: int
-    """Tokens computed for the program so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``rank`` is given at submission. With ``cached_first`` those with most cached positions overtake in the front of
-    the queue. With ``retains`` a program's prefix is kept while it is between calls."""
+    """``rank`` is taken at submission.
+
+    With ``cached_first`` those with most cached positions overtake others in the front of the queue. With
+    ``by_program`` a program's calls are one, and its prefixes are kept while it is between two of them.
+    """
 
     rank: Callable[[Standing], Rank]
     cached_first: bool = False
-    retains: bool = False
+    by_program: bool = False
 
 
 def by_arrival(standing: Standing) -> Rank:
-    return (-standing.priority, standing.arrival)
+    return (-standing.priority,)
+
+
+def least_attained(standing: Standing) -> Rank:
+    """Short programs before long ones as far as is known, and of about equal ones the first (a multi-level queue)."""
+    return (-standing.priority, (standing.attained // QUANTUM).bit_length(), standing.arrival)
 
 
 POLICIES = {
     "fcfs": Policy(by_arrival),
     "longest-prefix": Policy(by_arrival, cached_first=True),
+    "program": Policy(least_attained, by_program=True),
 }
 
 

@@ -25,7 +25,8 @@ from sglite.runtime.holding import Holding
 from sglite.runtime.ledger import PageLedger, cacheable
 from sglite.runtime.pages import PageBook
 from sglite.runtime.plan import Plan, Row
-from sglite.runtime.policy import PATIENCE, OutputShare, Standing, policy_named
+from sglite.runtime.policy import PATIENCE, SLACK, OutputShare, Rank, policy_named
+from sglite.runtime.programs import Programs
 from sglite.runtime.radix import Lease, PrefixCache
 from sglite.runtime.sequence import Sequence, Status
 from sglite.runtime.waiting import WaitingQueue
@@ -55,6 +56,9 @@ class _Entry(Enum):
     FULL = "full"
 
 
+ANYONE: Rank = ()
+"""Every program is behind it."""
+
 Work = list[tuple[Sequence, int]]
 """Sequences with the position up to which each computes in this step."""
 
@@ -82,6 +86,7 @@ class Scheduler:
         self._running: dict[Sequence, None] = {}
         self._queue = WaitingQueue()
         self._holding = Holding(page_size)
+        self.programs = Programs(self._policy)
         self._share = OutputShare()
         self._full = False
         """The pool was found too full to admit anyone, and nothing has changed since."""
@@ -143,7 +148,7 @@ class Scheduler:
             self._arrivals += 1
             sequence.arrival = self._arrivals
             sequence.due = self._admissions + self.waiting + PATIENCE
-            sequence.rank = self._policy.rank(self._standing(sequence))
+            self.programs.join(sequence, self._steps)
             self._enqueue(sequence)
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
@@ -151,12 +156,16 @@ class Scheduler:
 
         Its computed whole pages stay in the prefix cache, or with ``keep=False`` only those that already were.
         """
+        if sequence.status is Status.FINISHED:
+            return
+        lease = None
         if sequence.status is Status.WAITING:
             self._dequeue(sequence)
-        elif sequence.status is Status.RUNNING:
+        else:
             self._learn(sequence)
-            self._leave(sequence, keep)
+            lease = self._leave(sequence, keep)
         sequence.status = Status.FINISHED
+        self._let_go(self.programs.leave(sequence, lease, self._steps))
 
     def fail(self) -> list[Sequence]:
         """Instead of ``commit``: the planned step did not happen. Its sequences are released, and returned to be told.
@@ -183,6 +192,7 @@ class Scheduler:
 
     def flush(self) -> None:
         """Forget every cached prefix that no running sequence uses."""
+        self._let_go(self.programs.clear())
         self._ledger.flush()
 
     # ---------------------------------------------------------------------------------------------------------- a step
@@ -190,6 +200,7 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step: running sequences catch up, then waiting ones are admitted while there is room."""
         assert self._flight is None, "commit or fail the previous plan first"
+        self._let_go(self.programs.expire(self._steps))
         work = self._make_room(self._catch_up())
         self._admit(work)
         plan = Plan(self._steps, tuple([self._row(sequence, target) for sequence, target in work]))
@@ -225,13 +236,17 @@ class Scheduler:
 
         The first in line is never retracted: alone it fits, by the check at submission.
         """
-        missing = self._ledger.missing
-        while sum([missing(sequence, target) for sequence, target in work]) > self._ledger.available:
+        while self._missing(work) > self._ledger.available:
+            if self._let_go(self.programs.yield_last(ANYONE)):
+                continue
             last = max(self._running, key=attrgetter("rank"))
             self._retract(last)
             work = [(sequence, target) for sequence, target in work if sequence is not last]
         self._ledger.grow(work)
         return work
+
+    def _missing(self, work: Work) -> int:
+        return sum([self._ledger.missing(sequence, target) for sequence, target in work])
 
     def _row(self, sequence: Sequence, target: int) -> Row:
         start, tabled, pages = sequence.computed, sequence.tabled, sequence.pages
@@ -288,18 +303,32 @@ class Scheduler:
             self._queue.remove(sequence)
             self._holding.follow(sequence, leader)
             return _Entry.HELD
-        if self._running and self._reserved(sequence, lease) > self._ledger.available:
+        if not self._fits(sequence, lease):
             self._ledger.release(lease)
             self._full = True
             return _Entry.FULL
         self._enter(sequence, lease)
         return _Entry.ADMITTED
 
+    def _fits(self, sequence: Sequence, lease: Lease | None) -> bool:
+        """Whether there is room, which programs behind this one in line must make. Alone, anything fits."""
+        overdue = sequence.due <= self._admissions
+        behind = sequence.rank if self._running and not overdue else ANYONE
+        needed = self._reserved(sequence, lease) + (0 if overdue else self._slack(sequence, lease))
+        while needed > self._ledger.available:
+            if not self._let_go(self.programs.yield_last(behind)):
+                return not self._running
+        return True
+
     def _reserved(self, sequence: Sequence, lease: Lease | None) -> int:
         """Pages that the running sequences and this one are expected to need beyond those they have."""
         cached = lease.length // self._ledger.page_size if lease else 0
         expected = sum([max(0, self._expected_pages(other) - len(other.pages)) for other in self._running])
         return self._expected_pages(sequence) - cached + expected
+
+    def _slack(self, sequence: Sequence, lease: Lease | None) -> int:
+        cold = lease is None or 2 * lease.length < len(sequence.tokens)
+        return int(SLACK * self._ledger.total) if cold and self.programs.counts(sequence) else 0
 
     def _expected_pages(self, sequence: Sequence) -> int:
         length = len(sequence.tokens)
@@ -329,22 +358,28 @@ class Scheduler:
 
     def _requeue(self, sequence: Sequence) -> None:
         """Back to its place in the queue; what it computed stays in the cache as long as there is room."""
-        self._leave(sequence, keep=True)
+        self._ledger.release(self._leave(sequence, keep=True))
         sequence.computed = 0
         sequence.retractions += 1
         self._retractions += 1
         self._enqueue(sequence)
 
-    def _leave(self, sequence: Sequence, keep: bool) -> None:
+    def _leave(self, sequence: Sequence, keep: bool) -> Lease | None:
         self._dismiss(sequence)
         if keep:  # tokens may have been taken back since the last step
             self._ledger.publish(sequence, min(sequence.computed, len(sequence.tokens)))
-        self._ledger.release(self._ledger.leave(sequence))
         self._slots[sequence.slot] = None
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = -1
         del self._running[sequence]
         self._full = False
+        return self._ledger.leave(sequence)
+
+    def _let_go(self, leases: list[Lease]) -> bool:
+        for lease in leases:
+            self._ledger.release(lease)
+            self._full = False
+        return bool(leases)
 
     def _learn(self, sequence: Sequence) -> None:
         allowed = sequence.limit - sequence.prompt_length
@@ -352,9 +387,6 @@ class Scheduler:
             self._share.ended(sequence.output_length / allowed)
 
     # ------------------------------------------------------------------------------------------------------- the queue
-
-    def _standing(self, sequence: Sequence) -> Standing:
-        return Standing(sequence.request.priority, sequence.arrival, sequence.arrival, 0)
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING

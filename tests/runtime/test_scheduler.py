@@ -8,6 +8,7 @@ import pytest
 from fake_engine import FakeEngine, answer, sequence
 
 from sglite.errors import CapacityError, ConfigError, OverloadedError
+from sglite.protocol import ProgramInfo
 from sglite.runtime.plan import Plan
 from sglite.runtime.policy import PATIENCE
 from sglite.runtime.sequence import Sequence, Status
@@ -329,7 +330,7 @@ class Life:
             pages=pick([30, 60, 200]),
             page_size=pick([1, 1, 4, 16]),
             cached=pick([True, True, True, False]),
-            policy=pick(["fcfs", "longest-prefix"]),
+            policy=pick(["fcfs", "longest-prefix", "program"]),
             max_running=pick([1, 4, 16]),
             max_step_tokens=pick([5, 16, 64, 512]),
         )
@@ -350,8 +351,14 @@ class Life:
                 namespace=self.random.choice(["", "x"]),
                 priority=self.random.choice([0, 0, 0, 1]),
                 score_from=score_from,
+                program=self.program(),
             )
         )
+
+    def program(self) -> ProgramInfo | None:
+        names = [None, *"abcdefgh"]
+        name, branch, last = self.random.choice(names), self.random.choice("xy"), self.random.random() < 0.2
+        return ProgramInfo(name, branch, last) if name else None
 
     def step(self) -> None:
         if self.random.random() < 0.3 and self.engine.scheduler.waiting < 20:
@@ -396,8 +403,7 @@ class Life:
     def drain(self) -> None:
         self.engine.run(most=5_000)
         self.engine.scheduler.check()
-        if self.engine.cache:
-            self.engine.cache.flush()
+        self.engine.scheduler.flush()
         assert self.engine.book.available == self.engine.book.total
 
 

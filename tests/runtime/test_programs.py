@@ -1,0 +1,186 @@
+"""Programs instead of requests: their order, and the prefixes they come back to."""
+
+from __future__ import annotations
+
+import pytest
+from fake_engine import FakeEngine, sequence
+
+from sglite.protocol import ProgramInfo
+from sglite.runtime.policy import QUANTUM, Standing, least_attained
+from sglite.runtime.programs import SHORTEST_MEMORY
+from sglite.runtime.sequence import Sequence
+
+
+def call(engine: FakeEngine, program: str, tokens: list[int], new: int = 2, *, branch: str = "", last: bool = False):
+    return engine.submit(tokens, new, program=ProgramInfo(program, branch, last))
+
+
+def order_of_start(engine: FakeEngine, *calls: Sequence) -> list[Sequence]:
+    started: list[Sequence] = []
+    while not engine.scheduler.idle:
+        engine.step()
+        started += [one for one in calls if one.computed and one not in started]
+    return started
+
+
+def flood(engine: FakeEngine, n: int = 10) -> None:
+    """Requests of nobody's, each new, that fill the pool more than once."""
+    for i in range(n):
+        engine.submit([4, i, *[3] * (4 * engine.book.total // 2)], 1)
+        engine.run()
+
+
+# -------------------------------------------------------------------------------------------------------------- order
+
+
+def test_rank_prefers_priority_then_little_service_then_age():
+    standings = [
+        Standing(1, 9, 99 * QUANTUM),
+        Standing(0, 8, QUANTUM - 1),
+        Standing(0, 1, QUANTUM),
+        Standing(0, 5, QUANTUM),
+    ]
+    assert sorted(standings, key=least_attained) == standings
+
+
+def test_a_programs_next_call_overtakes_later_programs():
+    engine = FakeEngine(max_running=1, policy="program")
+    call(engine, "first", [1] * 5)
+    engine.run()
+    blocker = call(engine, "other", [2] * 5, 4)
+    engine.step()
+    late = [call(engine, f"late{i}", [3, i]) for i in range(3)]
+    back = call(engine, "first", [1] * 9)
+    assert order_of_start(engine, blocker, *late, back) == [blocker, back, *late]
+
+
+def test_siblings_start_one_after_the_other():
+    engine = FakeEngine(max_running=1, policy="program")
+    blocker = call(engine, "z", [2] * 5, 4)
+    engine.step()
+    calls = [call(engine, name, [1, i], branch=str(i)) for i, name in enumerate("abcabc")]
+    assert order_of_start(engine, blocker, *calls)[1:] == [calls[i] for i in (0, 3, 1, 4, 2, 5)]
+
+
+def test_long_programs_make_way_for_new_ones():
+    engine = FakeEngine(pages=4 * QUANTUM, page_size=1, max_running=1, policy="program", max_step_tokens=3 * QUANTUM)
+    call(engine, "long", [1] * (2 * QUANTUM))
+    engine.run()
+    blocker = call(engine, "z", [2] * 5, 4)
+    engine.step()
+    back, new = call(engine, "long", [1] * 5), call(engine, "new", [3] * 5)
+    assert order_of_start(engine, blocker, back, new) == [blocker, new, back]
+
+
+def test_without_the_policy_programs_are_just_requests():
+    engine = FakeEngine(max_running=1, policy="fcfs")
+    call(engine, "first", [1] * 5)
+    engine.run()
+    calls = [call(engine, "other", [2]), call(engine, "first", [1])]
+    assert order_of_start(engine, *calls) == calls
+    assert engine.cache.protected == 0
+
+
+# ---------------------------------------------------------------------------------------------------------- retention
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("program", 20), ("fcfs", 0)])
+def test_a_program_finds_its_prefix_after_a_flood(policy: str, kept: int):
+    engine = FakeEngine(pages=20, policy=policy)
+    first = call(engine, "mine", [1] * 20, 3)
+    engine.run()
+    flood(engine)
+    again = call(engine, "mine", [*first.tokens, 2], 1)
+    engine.run()
+    assert again.cached == kept
+
+
+def test_an_ended_branch_keeps_nothing_and_an_ended_program_is_forgotten():
+    engine = FakeEngine(policy="program")
+    call(engine, "mine", [1] * 20, branch="a")
+    call(engine, "mine", [2] * 20, branch="b", last=True)
+    engine.run()
+    assert engine.cache.protected == 5
+    call(engine, "mine", [1] * 20, branch="a", last=True)
+    engine.run()
+    assert engine.cache.protected == 0
+    assert len(engine.scheduler.programs) == 0
+
+
+def test_kept_prefixes_give_way_before_anyone_is_retracted():
+    engine = FakeEngine(pages=20, policy="program")
+    for name in "abc":
+        call(engine, name, [ord(name)] * 20)
+        engine.run()
+    assert engine.cache.protected == 15
+    whole = engine.submit([1] * 40, 40)
+    engine.run()
+    engine.scheduler.check()
+    assert whole.retractions == 0 and whole.output_length == 40
+
+
+def test_the_last_in_line_gives_way_first():
+    engine = FakeEngine(pages=20, policy="program")
+    for name in "abc":
+        call(engine, name, [ord(name)] * 20)
+        engine.run()
+    engine.submit([1] * 40, 1)
+    engine.run()
+    assert [engine.cache.probe(("", ""), [ord(name)] * 20) for name in "abc"] == [20, 20, 0]
+
+
+def test_a_newcomer_waits_while_older_programs_need_the_pool():
+    engine = FakeEngine(pages=20, policy="program")
+    call(engine, "a", [1] * 32)
+    engine.run()
+    running = call(engine, "b", [2] * 16, 12)
+    engine.step()
+    newcomer = call(engine, "c", [3] * 30)
+    engine.step()
+    assert engine.scheduler.waiting == 1
+    engine.run()
+    assert running.retractions == 0
+    assert newcomer.output_length == 2  # alone, it could make them give way
+
+
+def others(engine: FakeEngine, steps: int) -> None:
+    for _ in range(steps):
+        engine.submit([2], 0)
+        engine.step()
+
+
+def test_a_program_nobody_hears_of_is_forgotten():
+    engine = FakeEngine(policy="program")
+    call(engine, "mine", [1] * 20)
+    engine.run()
+    others(engine, SHORTEST_MEMORY)
+    assert (engine.cache.protected, len(engine.scheduler.programs)) == (5, 1)
+    others(engine, 2)
+    assert (engine.cache.protected, len(engine.scheduler.programs)) == (0, 0)
+
+
+def test_memory_grows_with_the_gaps_seen():
+    engine = FakeEngine(policy="program")
+    for _ in range(6):
+        call(engine, "mine", [1] * 20)
+        engine.run()
+        others(engine, SHORTEST_MEMORY // 2)
+    others(engine, SHORTEST_MEMORY // 2 + 2)
+    assert len(engine.scheduler.programs) == 1
+
+
+def test_calls_that_end_in_the_queue_are_not_counted():
+    engine = FakeEngine(policy="program")
+    mine = sequence([1] * 20, program=ProgramInfo("mine", last=True))
+    engine.scheduler.submit(mine)
+    engine.scheduler.release(mine)
+    assert len(engine.scheduler.programs) == 0
+
+
+def test_a_flush_takes_what_programs_keep():
+    engine = FakeEngine(policy="program")
+    call(engine, "mine", [1] * 20)
+    engine.run()
+    engine.scheduler.flush()
+    assert engine.book.available == engine.book.total
+    assert len(engine.scheduler.programs) == 1
