@@ -101,12 +101,14 @@ class Closing:
     """What ends a turn, and how the template sees it afterwards.
 
     ``history`` is the opening of a finished turn where it is known; it differs from ``Opening.text`` in templates
-    that show finished answers differently from those they ask for. ``strips``: outer white space is removed from the
-    content; ``dropped``: the content is not shown at all.
+    that show finished answers differently from those they ask for. Where this turn changes the text of earlier ones,
+    ``layout`` is the whole conversation with it. ``strips``: outer white space is removed from the content;
+    ``dropped``: the content is not shown at all.
     """
 
     text: str
     history: str | None
+    layout: Layout | None = None
     strips: bool = False
     dropped: bool = False
 
@@ -127,10 +129,20 @@ def _opening(template: CompiledTemplate, names: Mapping[str, str], roles: tuple[
     before = _render_roles(template, names, roles[:-1], generation=False) if last else ()
     now = _before_content(_render_roles(template, names, roles, generation=False), last)
     if roles[-1] == "assistant":
-        asked = _render_roles(template, names, roles[:-1], generation=True)
-        now = asked if asked != before else now
+        now = _asking(template, names, roles[:-1], before, now)
     rest = _continuation(before, now)
     return Opening(rest) if rest is not None else Opening("", now)
+
+
+def _asking(
+    template: CompiledTemplate, names: Mapping[str, str], roles: tuple[str, ...], before: Layout, finished: Layout
+) -> Layout:
+    """How the template asks for an answer: with a generation prompt; where it has none, as it opens a ``finished``
+    answer; where that would change earlier turns, with nothing."""
+    asked = _render_roles(template, names, roles, generation=True)
+    if asked != before:
+        return asked
+    return finished if _continuation(before, finished) is not None else before
 
 
 def _closing(template: CompiledTemplate, names: Mapping[str, str], roles: tuple[str, ...]) -> Closing:
@@ -142,7 +154,8 @@ def _closing(template: CompiledTemplate, names: Mapping[str, str], roles: tuple[
     history = _continuation(before, _before_content(whole, last))
     end = "".join(str(part) for part in whole[whole.index(last) + 1 :])
     padded = _render_roles(template, names, roles, generation=False, pad="  ")
-    return Closing(end, history, strips=_spelled(padded) != _spelled(whole, pad="  "))
+    strips = _spelled(padded) != _spelled(whole, pad="  ")
+    return Closing(end, history, whole if history is None else None, strips)
 
 
 def _render_roles(

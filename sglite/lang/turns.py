@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglite.chat import Frames, Layout
+from sglite.chat import Closing, Frames, Layout
 from sglite.lang.transcript import Mark, Transcript
 from sglite.protocol import Prompt, Text, prompt_text
 
@@ -69,27 +69,32 @@ class Turns:
         turn, self.open = self.open, None
         assert turn is not None, "the author's side checks the order of turns"
         closing = frames.closing((*(t.role for t in self.finished), turn.role))
-        content = transcript.since(turn.content)
-        shown = _stripped(content) if closing.strips else content
-        reopened = closing.history is not None and closing.history != turn.opening
-        if not turn.generated and (reopened or shown != content) and turn.start is not None:
-            transcript.cut(turn.start)
-            transcript.say(closing.history or turn.opening, special=True)
-            transcript.extend(shown)
-            content = shown
-        elif turn.generated:
-            self._note(turn, closing.history, notes, content != shown, closing.dropped)
-        transcript.say(closing.text, special=True)
+        said = transcript.since(turn.content)
+        content = _stripped(said) if closing.strips and not turn.generated else said
+        opening = turn.opening if closing.history is None else closing.history
         self.finished = (*self.finished, Turn(turn.role, content))
+        if turn.generated:
+            self._note(turn, closing, prompt_text(content), notes)
+        elif closing.layout is not None:
+            self._rewrite(closing.layout, transcript, notes)
+            return closing.text
+        elif turn.start is not None and (content != said or opening != turn.opening):
+            transcript.cut(turn.start)
+            transcript.say(opening, special=True)
+            transcript.extend(content)
+        transcript.say(closing.text, special=True)
         return closing.text
 
-    def _note(self, turn: OpenTurn, history: str | None, notes: list[str], stripped: bool, dropped: bool) -> None:
-        where = f"turn {len(self.finished)} ({turn.role})"
-        if dropped:
+    def _note(self, turn: OpenTurn, closing: Closing, text: str, notes: list[str]) -> None:
+        """Where the prompts to come differ from what the template would make of the finished turns."""
+        where = f"turn {len(self.finished) - 1} ({turn.role})"
+        if closing.dropped:
             notes.append(f"{where}: the template does not show this turn; it is kept as generated")
-        elif history is not None and history.strip() != turn.opening.strip():
+        elif closing.layout is not None:
+            notes.append(f"{where}: with this answer the template changes earlier turns; they are kept")
+        elif closing.history is not None and closing.history.strip() != turn.opening.strip():
             notes.append(f"{where}: the template opens finished turns differently; it is kept as generated")
-        elif stripped:
+        elif closing.strips and text != text.strip():
             notes.append(f"{where}: the template strips white space; the answer is kept as generated")
 
     def _rewrite(self, layout: Layout, transcript: Transcript, notes: list[str]) -> str:
