@@ -11,12 +11,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglite import __version__
 from sglite.errors import ConfigError, SgliteError
-from sglite.options import add_options, given_options, read_options
+from sglite.options import add_file, add_options, given_options, read_options
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.server.config import ServerConfig
 
@@ -37,6 +38,7 @@ EXAMPLES = """examples:
 SERVE_EXAMPLES = """examples:
   sglite serve --model smollm2-135m --port 30000
   sglite serve --model ./my-model-folder --dtype float32 --context-length 4096
+  sglite serve --config server.toml --port 30001
   curl http://127.0.0.1:30000/v1/chat/completions -H 'content-type: application/json' \\
        -d '{"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hello"}]}'
 """
@@ -78,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"sglite {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     serve = _command(commands, "serve", serve_command, "serve a model over HTTP", SERVE_EXAMPLES)
+    serve.add_argument("--config", type=Path, metavar="FILE", help="a TOML file of these options; flags win over it")
     serve.add_argument("--end-with-stdin", action="store_true", help="end when standard input is closed")
     add_options(serve, ServerConfig, "server")
     add_options(serve, EngineConfig, "engine")
@@ -136,13 +139,22 @@ def _place(error: SgliteError) -> str:
 def serve_command(options: argparse.Namespace) -> int:
     from sglite.runtime.server.runner import listen, serve_on
 
-    config = read_options(ServerConfig, options)
+    if options.config is not None:
+        add_file(options.config, [ServerConfig, EngineConfig], options)
+    config = _with_keys(read_options(ServerConfig, options))
     if options.end_with_stdin:
         _end_with_stdin()
     # The socket first: a port in use is known in no time, while a model takes seconds to load.
     with listen(config) as listener, _engine(options) as engine:
         serve_on(listener, engine, config, _announce)
     return 0
+
+
+def _with_keys(config: ServerConfig) -> ServerConfig:
+    """Keys from the environment, where other users of the machine do not see them, unless given otherwise."""
+    keys = tuple(key.strip() for key in os.environ.get("SGLITE_API_KEYS", "").split(",") if key.strip())
+    admin = os.environ.get("SGLITE_ADMIN_KEY", "")
+    return replace(config, api_keys=config.api_keys or keys, admin_key=config.admin_key or admin)
 
 
 def _announce(url: str) -> None:

@@ -21,7 +21,7 @@ import pytest
 import sglite
 from sglite import cli
 from sglite.lang.backends.mock import MockBackend
-from sglite.options import read_options
+from sglite.options import add_file, read_options
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.runner import running
@@ -90,6 +90,42 @@ def test_help_is_quick_and_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
     assert time.perf_counter() - began < 5
+
+
+def test_a_file_gives_what_flags_do_not(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text('port = 5\ndtype = "float32"\nprefix_cache = false\napi-keys = ["a"]\ndrain_timeout = 3\n')
+    options = cli.parser().parse_args(["serve", "--port", "6", "--config", str(file)])
+    add_file(file, [ServerConfig, EngineConfig], options)
+    assert read_options(ServerConfig, options) == ServerConfig(port=6, api_keys=("a",), drain_timeout=3)
+    assert read_options(EngineConfig, options) == EngineConfig(dtype="float32", prefix_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("banana = 1", "unknown option 'banana'"),
+        ("port = '5'", "port must be of type int"),
+        ("port = true", "port must be of type int"),
+        ("dtype = 'int3'", "one of auto"),
+        ("api_keys = 'a'", "a list of strings"),
+        ("port =", "cannot read"),
+        ("port = 99999", "port must be between"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    assert run("serve", "--config", str(file)) == 2
+    assert word in capsys.readouterr().err
+
+
+def test_keys_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLITE_API_KEYS", "a, b")
+    monkeypatch.setenv("SGLITE_ADMIN_KEY", "c")
+    config = cli._with_keys(ServerConfig())
+    assert (config.api_keys, config.admin_key) == (("a", "b"), "c")
+    assert "'a'" not in repr(config)
 
 
 # ------------------------------------------------------------------------------------------------------------- errors

@@ -8,8 +8,8 @@ from typing import Any
 from sglite.errors import ConfigError
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _option(default: Any, help: str, *, secret: bool = False) -> Any:
+    return field(default=default, metadata={"help": help}, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,16 @@ class ServerConfig:
     reasoning_format: str = _option(
         "auto", "how the model writes reasoning: auto, none or a family (qwen3, deepseek-r1)"
     )
+    api_keys: tuple[str, ...] = _option(
+        (), "keys that clients may use (default: $SGLITE_API_KEYS, with commas)", secret=True
+    )
+    admin_key: str = _option("", "key for admin routes (default: $SGLITE_ADMIN_KEY)", secret=True)
+    allowed_hosts: tuple[str, ...] = _option((), "names by which clients may call (default: loopback's, if there)")
+    max_concurrency: int = _option(4096, "most generation requests at once; more are refused with 429")
+    key_concurrency: int = _option(0, "most generation requests at once of one key (0: no limit)")
+    rate_limit: int = _option(0, "most generation requests a minute of one key (0: no limit)")
     max_body: int = _option(1 << 20, "largest request body")
+    max_upload: int = _option(200 << 20, "largest file that may be uploaded")
     max_headers: int = _option(16 << 10, "largest sum of request headers")
     max_depth: int = _option(64, "deepest nesting of a JSON body")
     max_batch: int = _option(64, "most prompts in one request")
@@ -36,9 +45,22 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, not {self.port}")
-        for name in ("max_body", "max_headers", "max_depth", "max_batch", "max_samples"):
+        for name in (
+            "max_body",
+            "max_upload",
+            "max_headers",
+            "max_depth",
+            "max_batch",
+            "max_samples",
+            "max_concurrency",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("key_concurrency", "rate_limit"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, not {getattr(self, name)}")
+        if any(not key or not key.isascii() for key in (*self.api_keys, self.admin_key or "x")):
+            raise ConfigError("an API key must not be empty, and plain ASCII")
         for name in ("read_timeout", "write_timeout", "request_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")

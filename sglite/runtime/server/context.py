@@ -1,12 +1,14 @@
-"""What the routes share: the backend, the options, the model's description, and the requests in flight."""
+"""What the routes share: the service behind them, and who is calling."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
@@ -15,20 +17,54 @@ from sglite.protocol import Backend, ModelInfo
 from sglite.runtime.server.config import ServerConfig
 
 
-class Context:
-    """One per app. ``model()`` asks the backend once."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: ``namespace`` separates one key's caches and request ids from another's."""
+
+    namespace: str = ""
+    is_admin: bool = False
+
+
+class Service:
+    """One per app: the backend, the options, and the requests in flight."""
 
     def __init__(self, backend: Backend, config: ServerConfig) -> None:
         self.backend = backend
         self.config = config
         self.started = time.time()
+        self.draining = False
+        self.in_flight: dict[tuple[str, str], Flight] = {}
         self._model: ModelInfo | None = None
-        self._in_flight: set[tuple[str, str]] = set()
 
     async def model(self) -> ModelInfo:
         if self._model is None:
             self._model = await self.backend.info()
         return self._model
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """A request under way, by the id its client knows."""
+
+    task: asyncio.Task[Any]
+    aborted: bool = field(default=False)
+
+    def abort(self) -> None:
+        self.aborted = True
+        self.task.cancel()
+
+
+class Context:
+    """One request's view of the service."""
+
+    def __init__(self, service: Service, caller: Caller) -> None:
+        self.service = service
+        self.caller = caller
+        self.backend = service.backend
+        self.config = service.config
+
+    async def model(self) -> ModelInfo:
+        return await self.service.model()
 
     async def served_name(self) -> str:
         return self.config.served_name or (await self.model()).name
@@ -40,19 +76,41 @@ class Context:
             raise NotFoundError(f"the model {name!r:.80} does not exist; this server has {served!r}", param="model")
         return served
 
+    def namespace(self, salt: str | None = None) -> str:
+        """Where a request's prefixes are cached: the caller's own part, narrowed by what the client says."""
+        return f"{self.caller.namespace}/{salt}" if salt else self.caller.namespace
+
     @asynccontextmanager
-    async def in_flight(self, namespace: str, ids: Iterable[str]) -> AsyncIterator[None]:
-        """Hold request ids that a client chose, so that none is used twice at once."""
-        held: set[tuple[str, str]] = set()
+    async def in_flight(self, ids: Iterable[str]) -> AsyncIterator[None]:
+        """Hold request ids that a client chose, so that none is used twice at once, and each can be aborted."""
+        task = asyncio.current_task()
+        assert task is not None, "a request is served by a task"
+        flight, held = Flight(task), list[tuple[str, str]]()
         try:
             for rid in ids:
-                if (namespace, rid) in self._in_flight:
+                key = (self.caller.namespace, rid)
+                if key in self.service.in_flight:
                     raise InvalidRequestError(f"the request id {rid!r:.80} is already in use", param="rid")
-                self._in_flight.add((namespace, rid))
-                held.add((namespace, rid))
+                self.service.in_flight[key] = flight
+                held.append(key)
             yield
         finally:
-            self._in_flight -= held
+            for key in held:
+                del self.service.in_flight[key]
+
+    def abort(self, rid: str) -> None:
+        """End one of the caller's own requests. Raises NotFoundError, for others' requests too."""
+        flight = self.service.in_flight.get((self.caller.namespace, rid))
+        if flight is None:
+            raise NotFoundError(f"no request {rid!r:.80} is under way", param="rid")
+        flight.abort()
+
+    def abort_all(self) -> int:
+        """End all of the caller's own requests that have ids of their client's; how many there were."""
+        flights = {f for (namespace, _), f in self.service.in_flight.items() if namespace == self.caller.namespace}
+        for flight in flights:
+            flight.abort()
+        return len(flights)
 
 
 def new_id(prefix: str) -> str:
@@ -60,8 +118,7 @@ def new_id(prefix: str) -> str:
 
 
 def get_context(request: Request) -> Context:
-    context: Context = request.app.state.context
-    return context
+    return Context(request.app.state.service, request.scope["state"].get("caller", Caller()))
 
 
 Ctx = Annotated[Context, Depends(get_context)]

@@ -59,6 +59,11 @@ class Refusal(HTTPException):
         self.failure = failure
 
 
+def refuse(status: int, message: str, code: str) -> Refusal:
+    """A refusal after which the connection is of no use: what else it would bring was not read."""
+    return Refusal(Failure(status, message, code=code, headers={"connection": "close"}))
+
+
 def describe(error: BaseException) -> Failure:
     """How a client sees an exception. Only the text of our own typed errors leaves the process."""
     if isinstance(error, Refusal):

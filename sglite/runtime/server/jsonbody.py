@@ -54,7 +54,7 @@ class StrictRequest(Request):
 
     async def json(self) -> Any:
         body = await self.body()
-        limit: int = self.app.state.context.config.max_depth
+        limit: int = self.app.state.service.config.max_depth
         if len(body) < _THREAD_FROM:
             return parse_json(body, limit)
         return await anyio.to_thread.run_sync(parse_json, body, limit)

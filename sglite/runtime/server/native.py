@@ -122,7 +122,7 @@ class _Call:
     def _request(self, context: Context, i: int, prompt: Prompt, context_length: int) -> GenerateRequest:
         sampling = self.samplings[i]
         return GenerateRequest(
-            id=self.rids[i],
+            id=new_id("gen"),
             prompt=prompt,
             sampling=sampling.params(context_length),
             constraint=sampling.constraint(),
@@ -130,6 +130,7 @@ class _Call:
             adapter=self.body.lora_path,
             priority=self.body.priority or 0,
             deadline=context.config.request_timeout,
+            namespace=context.namespace(),
         )
 
     def _logprobs(self, i: int, sampling: Sampling) -> LogprobParams | None:
@@ -170,7 +171,7 @@ async def generate(body: Generate, context: Ctx) -> Response:
 
 
 async def _answer(context: Context, call: _Call) -> Any:
-    async with context.in_flight("", call.rids):
+    async with context.in_flight(call.rids):
         results = await collect(context.backend, call.requests)
     shown = [call.shown(i, result, sample) for i, result in enumerate(results) for sample in result.samples]
     return shown if call.listed else shown[0]
@@ -178,7 +179,7 @@ async def _answer(context: Context, call: _Call) -> Any:
 
 async def _events(context: Context, call: _Call) -> AsyncGenerator[bytes]:
     results = results_for(call.requests)
-    async with context.in_flight("", call.rids), aclosing(follow(context.backend, call.requests, results)) as steps:
+    async with context.in_flight(call.rids), aclosing(follow(context.backend, call.requests, results)) as steps:
         async for i, chunk in steps:
             shown = call.shown(i, results[i], results[i].samples[chunk.index])
             offset = sum(s.n for s in call.samplings[:i])

@@ -183,7 +183,7 @@ def make_request(
         logprobs=logprobs,
         priority=priority + (body.priority or 0),
         deadline=context.config.request_timeout,
-        namespace=body.cache_salt or "",
+        namespace=context.namespace(body.cache_salt),
     )
     return request.validate()
 

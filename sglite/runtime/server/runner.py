@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
@@ -15,6 +16,7 @@ from sglite.errors import ConfigError
 from sglite.protocol import Backend
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.server.gate import default_hosts
 
 
 def serve(backend: Backend, config: ServerConfig, ready: Callable[[str], None] = lambda url: None) -> None:
@@ -92,6 +94,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, backend: Backend, config: ServerConfig, ready: Callable[[], None]) -> None:
         self._ready = ready
+        config = replace(config, allowed_hosts=config.allowed_hosts or default_hosts(config.host))
         super().__init__(
             uvicorn.Config(
                 create_app(backend, config),
@@ -111,5 +114,6 @@ class _Server(uvicorn.Server):
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.config.app.state.service.draining = True  # type: ignore[union-attr]
         self.force_exit = self.should_exit
         super().handle_exit(sig, frame)

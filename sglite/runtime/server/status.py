@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 
 import sglite
-from sglite.errors import NotFoundError
+from sglite.errors import NotFoundError, UnavailableError
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx
 from sglite.runtime.server.jsonbody import StrictRoute
@@ -27,6 +27,15 @@ class Flush(f.Body):
 async def health() -> dict[str, Any]:
     """The HTTP process answers."""
     return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(context: Ctx) -> dict[str, Any]:
+    """The model is loaded and the server takes requests."""
+    if context.service.draining:
+        raise UnavailableError("the server is shutting down")
+    await context.model()
+    return {"status": "ready"}
 
 
 @router.get("/v1/models")
@@ -62,7 +71,7 @@ async def server_info(context: Ctx) -> dict[str, Any]:
     return {
         "version": sglite.__version__,
         "model_path": model.name,
-        "uptime_seconds": time.time() - context.started,
+        "uptime_seconds": time.time() - context.service.started,
         "max_total_num_tokens": model.details.get("kv_tokens"),
         "engine": dict(model.details),
         "status": "ready",
@@ -84,7 +93,7 @@ async def _model_card(context: Context) -> dict[str, Any]:
     return {
         "id": served,
         "object": "model",
-        "created": int(context.started),
+        "created": int(context.service.started),
         "owned_by": "sglite",
         "root": model.name,
         "parent": None,

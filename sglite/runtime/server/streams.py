@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from sglite.errors import AbortedError, UnavailableError
 from sglite.protocol import Backend, Chunk, GenerateRequest
 from sglite.runtime.server.failures import describe, log
 
@@ -90,8 +91,12 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.create_task(self._work)
-        if await finished_before_disconnect(task, receive):
-            await JSONResponse(task.result())(scope, receive, send)
+        try:
+            if await finished_before_disconnect(task, receive):
+                await JSONResponse(_outcome(task))(scope, receive, send)
+        except asyncio.CancelledError:  # the server ends, and gives no more time
+            await describe(_ENDING).response()(scope, receive, send)
+            raise
 
 
 class EventStream(Response):
@@ -106,30 +111,38 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._write_timeout = write_timeout
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        task = asyncio.create_task(self._send_all(send))
+        task = asyncio.create_task(self._send_events(send))
         try:
             if await finished_before_disconnect(task, receive):
-                task.result()
+                _outcome(task)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         except SlowReaderError:
             log.warning("%s: aborted, the client did not read for %g s", scope["path"], self._write_timeout)
+        except asyncio.CancelledError:  # the server ends, and gives no more time
+            await self._fail(_ENDING, scope, receive, send)
+            raise
+        except Exception as error:
+            if not self._started:
+                raise
+            await self._fail(error, scope, receive, send)
 
-    async def _send_all(self, send: Send) -> None:
-        started = False
+    async def _send_events(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            try:
-                async for data in events:
-                    if not started:
-                        started = True
-                        await send(
-                            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-                        )
-                    await self._write(send, data)
-            except Exception as error:
-                if not started or isinstance(error, SlowReaderError):
-                    raise
-                await self._write(send, event(describe(error).body))
+            async for data in events:
+                if not self._started:
+                    self._started = True
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await self._write(send, data)
+
+    async def _fail(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
+        failure = describe(error)
+        if not self._started:
+            await failure.response()(scope, receive, send)
+            return
+        await self._write(send, event(failure.body))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send, data: bytes) -> None:
@@ -142,6 +155,16 @@ class EventStream(Response):
 
 class SlowReaderError(Exception):
     """The client keeps its connection open and does not read."""
+
+
+_ENDING = UnavailableError("the server is shutting down")
+
+
+def _outcome(task: asyncio.Task[T]) -> T:
+    """The task's result. Only an abort cancels a task that nobody left."""
+    if task.cancelled():
+        raise AbortedError("the request was aborted")
+    return task.result()
 
 
 async def finished_before_disconnect(task: asyncio.Task[Any], receive: Receive) -> bool:

@@ -31,7 +31,8 @@ async def generate(body: Annotated[dict[str, Any], Body()], context: Ctx) -> Res
     request = decode(GenerateRequest, body).validate()
     check_bounds(context, 1, request.sampling.n)
     deadline = min(request.deadline or context.config.request_timeout, context.config.request_timeout)
-    return EventStream(_events(context, replace(request, deadline=deadline)), context.config.write_timeout)
+    checked = replace(request, deadline=deadline, namespace=context.namespace(request.namespace))
+    return EventStream(_events(context, checked), context.config.write_timeout)
 
 
 @router.get("/v1/sglite/info")
@@ -42,7 +43,7 @@ async def info(context: Ctx) -> Any:
 
 async def _events(context: Context, request: GenerateRequest) -> AsyncGenerator[bytes]:
     async with (
-        context.in_flight(request.namespace, [request.id]),
+        context.in_flight([request.id]),
         aclosing(generate_all(context.backend, [request])) as chunks,
     ):
         async for _, chunk in chunks:
