@@ -65,12 +65,15 @@ class PageLedger:
 
     def grow(self, sequences: Iterable[tuple[Sequence, int]]) -> None:
         """Give each sequence the pages up to its target. There must be as many ``available``."""
-        missing = [(sequence, n) for sequence, target in sequences if (n := self.missing(sequence, target))]
-        short = sum([n for _, n in missing]) - self._book.available
-        if short > 0 and self._cache is not None:
-            self._cache.evict(short)
-        for sequence, n in missing:
-            sequence.pages += self._book.allocate(n)
+        for sequence, target in sequences:
+            n = self.missing(sequence, target)
+            if n:
+                self._evict(n - self._book.available, sequence)
+                sequence.pages += self._book.allocate(n)
+
+    def _evict(self, n: int, payer: Sequence) -> None:
+        if n > 0 and self._cache is not None:
+            self._cache.evict(n, payer.namespace)
 
     def publish(self, sequence: Sequence, upto: int) -> None:
         """Give the tree the whole pages below ``upto``, and take the tree's own where it had them already."""

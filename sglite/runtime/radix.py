@@ -1,9 +1,9 @@
 """The prefix cache: a radix tree over page-sized runs of token ids, one tree per namespace.
 
 Every node holds a run of whole pages. A lease counts one reference on each node of its path, so a parent has at least
-as many references as any child. Unreferenced nodes wait in one ordered dict, least recently released first; a release
+as many references as any child. Unreferenced nodes wait in an ordered dict, least recently released first; a release
 files the deepest node of the path first. Both facts together make the first node of that dict always a leaf, so
-eviction needs no search, no heap and no clock.
+eviction needs no search, no heap and no clock. The same holds for the dict that each namespace has of its own nodes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,19 @@ class Node:
 
 
 class Space:
-    """The tree of one namespace. ``alive`` ends with a flush: nothing matches it any more."""
+    """The tree of one namespace. ``alive`` ends with a flush: nothing matches it any more.
 
-    __slots__ = ("alive", "name", "pages", "root")
+    ``used`` says how many pages the whole cache had ever taken in when this namespace was last looked up.
+    """
+
+    __slots__ = ("alive", "idle", "name", "pages", "root", "used")
 
     def __init__(self, name: Namespace) -> None:
         self.name = name
         self.alive = True
         self.pages = 0
+        self.used = 0
+        self.idle: OrderedDict[Node, None] = OrderedDict()
         self.root = Node(self, None, array("i"), array("i"), 0)
 
 
@@ -52,6 +57,10 @@ class Lease:
     def __init__(self, node: Node, length: int) -> None:
         self.node: Node | None = node
         self.length = length
+
+
+STALE = 4
+"""A namespace not looked up while so many times the pool's pages were inserted is no longer protected from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,7 @@ class PrefixCache:
         space = self._spaces.get(namespace)
         if space is None:
             space = self._spaces[namespace] = Space(namespace)
+        space.used = self._inserted
         node, length, inside = self._descend(space.root, self._whole(tokens, limit))
         if inside:
             node = self._split(node, inside)
@@ -183,13 +193,24 @@ class PrefixCache:
         self.release(lease)
         return len(pages) - known
 
-    def evict(self, n: int) -> int:
-        """Free up to ``n`` pages, least recently released first and from the tail on; how many it were."""
-        freed = 0
+    def evict(self, n: int, payer: Namespace | None = None) -> int:
+        """Free up to ``n`` pages, least recently released first and from the tail on; how many it were.
+
+        If the ``payer`` has more than its share of the tree, its own go before those of others, as long as the others
+        still use theirs.
+        """
+        freed, space = 0, self._spaces.get(payer) if payer is not None else None
         while freed < n and self._idle:
-            freed += self._trim(next(iter(self._idle)), n - freed)
+            freed += self._trim(self._victim(space), n - freed)
         self._evicted += freed
         return freed
+
+    def _victim(self, payer: Space | None) -> Node:
+        oldest = next(iter(self._idle))
+        if payer is None or not payer.idle or payer.pages * len(self._spaces) <= self._pages:
+            return oldest
+        stale = oldest.space.used + STALE * self._book.total < self._inserted
+        return oldest if stale else next(iter(payer.idle))
 
     def flush(self) -> None:
         """Forget everything. Leases stay valid, but nothing of theirs is found again or kept after their release."""
@@ -243,7 +264,7 @@ class PrefixCache:
         parent.children[self._key(upper)] = upper
         upper.children[self._key(node)] = node
         if upper.refs == 0:
-            self._idle[upper] = None
+            self._idle[upper] = upper.space.idle[upper] = None
         self._nodes += 1
         return upper
 
@@ -267,14 +288,14 @@ class PrefixCache:
         while step is not above:
             assert step is not None
             if step.refs == 0 and step.parent is not None:
-                del self._idle[step]
+                del self._idle[step], step.space.idle[step]
                 self.evictable -= len(step.pages)
             step.refs += 1
             step = step.parent
 
     def _retire(self, node: Node) -> None:
         self.evictable += len(node.pages)
-        self._idle[node] = None
+        self._idle[node] = node.space.idle[node] = None
         if not node.space.alive:
             self._trim(node, len(node.pages))
 
@@ -295,7 +316,7 @@ class PrefixCache:
 
     def _unlink(self, node: Node) -> None:
         assert node.parent is not None
-        del self._idle[node]
+        del self._idle[node], node.space.idle[node]
         del node.parent.children[self._key(node)]
         self._nodes -= 1
         self._forget_if_empty(node.space)
@@ -322,6 +343,9 @@ class PrefixCache:
         pages = [page for node in inner for page in node.pages]
         idle = [node for node in inner if node.refs == 0]
         assert set(idle) == set(self._idle), "idle is exactly the unreferenced nodes"
+        for space in self._spaces.values():
+            assert list(space.idle) == [node for node in self._idle if node.space is space], "and in the same order"
+            assert space.pages == sum(len(node.pages) for node in inner if node.space is space)
         assert self.evictable == sum(len(node.pages) for node in idle)
         assert (self._pages, self._nodes) == (len(pages), len(inner))
         assert self._leases == sum(node.refs for node in nodes if node.parent is None)

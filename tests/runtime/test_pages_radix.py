@@ -152,6 +152,38 @@ def test_eviction_takes_the_least_recently_used_from_its_tail():
     assert (pool.cached(old), pool.cached(new)) == (12, 0)
 
 
+def flood(pool: Pool, namespace: Namespace, pages: int) -> None:
+    """New content of one namespace, which pays for its own room."""
+    for i in range(pages // 4):
+        lease = pool.cache.match(namespace, [])
+        pool.cache.evict(4 - pool.book.available, namespace)
+        pool.cache.insert(lease, tokens(1000 * i, 16), pool.book.allocate(4))
+        pool.cache.release(lease)
+        pool.check()
+
+
+def test_a_namespace_over_its_share_evicts_its_own_pages():
+    pool = Pool(total=64)
+    pool.add(tokens(0, 64), ("quiet",))
+    flood(pool, ("loud",), 200)
+    assert pool.cached(tokens(0, 64), ("quiet",)) == 64
+
+
+def test_a_namespace_under_its_share_evicts_the_oldest_of_all():
+    pool = Pool(total=64)
+    pool.add(tokens(0, 64), ("old",))
+    flood(pool, ("loud",), 48)
+    pool.cache.evict(4, ("new",))
+    assert pool.cached(tokens(0, 64), ("old",)) == 48
+
+
+def test_a_share_that_nobody_uses_is_given_up():
+    pool = Pool(total=64)
+    pool.add(tokens(0, 64), ("gone",))
+    flood(pool, ("loud",), 48 + 4 * 64 + 20)
+    assert pool.cached(tokens(0, 64), ("gone",)) == 0
+
+
 def test_a_probe_changes_nothing():
     pool = Pool()
     pool.add(tokens(0, 16))
