@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sglite.runtime.pages import PageBook
-from sglite.runtime.radix import Lease, PrefixCache
+from sglite.runtime.radix import Lease, Namespace, PrefixCache
 from sglite.runtime.sequence import Sequence
 
 
@@ -47,9 +47,10 @@ class PageLedger:
 
     def match(self, sequence: Sequence) -> Lease | None:
         """The cached part of a sequence; give it to ``enter`` or back to ``release``."""
-        if self._cache is None:
-            return None
-        return self._cache.match(sequence.namespace, sequence.tokens, cacheable(sequence))
+        return self.match_prefix(sequence.namespace, sequence.tokens, cacheable(sequence))
+
+    def match_prefix(self, namespace: Namespace, tokens: list[int], limit: int | None = None) -> Lease | None:
+        return self._cache.match(namespace, tokens, limit) if self._cache else None
 
     def release(self, lease: Lease | None) -> None:
         if self._cache is not None and lease is not None:

@@ -24,10 +24,11 @@ from sglite.errors import CapacityError, OverloadedError
 from sglite.runtime.holding import Holding
 from sglite.runtime.ledger import PageLedger, cacheable
 from sglite.runtime.pages import PageBook
+from sglite.runtime.pins import Pins
 from sglite.runtime.plan import Plan, Row
 from sglite.runtime.policy import PATIENCE, SLACK, OutputShare, Rank, policy_named
 from sglite.runtime.programs import Programs
-from sglite.runtime.radix import Lease, PrefixCache
+from sglite.runtime.radix import Lease, Namespace, PrefixCache
 from sglite.runtime.sequence import Sequence, Status
 from sglite.runtime.waiting import WaitingQueue
 
@@ -87,6 +88,7 @@ class Scheduler:
         self._queue = WaitingQueue()
         self._holding = Holding(page_size)
         self.programs = Programs(self._policy)
+        self.pins = Pins()
         self._share = OutputShare()
         self._full = False
         """The pool was found too full to admit anyone, and nothing has changed since."""
@@ -190,9 +192,25 @@ class Scheduler:
         if sequence.lease is not None and sequence.lease.length > end:
             self._requeue(sequence)
 
+    def pin(self, namespace: Namespace, tokens: list[int], steps: int) -> int:
+        """Keep the cached prefix of ``tokens`` for so many steps; how many positions that are.
+
+        Only a sequence that has the engine to itself and still lacks pages breaks pins. Raises CapacityError when
+        more than half of the pool would be pinned.
+        """
+        lease = self._ledger.match_prefix(namespace, tokens)
+        if lease is None:
+            return 0
+        half = self._ledger.total * self._ledger.page_size // 2
+        if self.pins.positions + lease.length > half:
+            self._ledger.release(lease)
+            raise CapacityError(f"at most half of the KV pool, {half} tokens, can be pinned", param="pin")
+        self.pins.add(lease, self._steps + steps)
+        return lease.length
+
     def flush(self) -> None:
         """Forget every cached prefix that no running sequence uses."""
-        self._let_go(self.programs.clear())
+        self._let_go([*self.programs.clear(), *self.pins.clear()])
         self._ledger.flush()
 
     # ---------------------------------------------------------------------------------------------------------- a step
@@ -200,7 +218,7 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step: running sequences catch up, then waiting ones are admitted while there is room."""
         assert self._flight is None, "commit or fail the previous plan first"
-        self._let_go(self.programs.expire(self._steps))
+        self._let_go([*self.programs.expire(self._steps), *self.pins.expire(self._steps)])
         work = self._make_room(self._catch_up())
         self._admit(work)
         plan = Plan(self._steps, tuple([self._row(sequence, target) for sequence, target in work]))
@@ -232,18 +250,27 @@ class Scheduler:
         return work
 
     def _make_room(self, work: Work) -> Work:
-        """Allocate the step's pages, retracting the last in line as long as there are too few.
+        """Allocate the step's pages. If there are too few, programs between calls give way, then the last in line.
 
         The first in line is never retracted: alone it fits, by the check at submission.
         """
         while self._missing(work) > self._ledger.available:
             if self._let_go(self.programs.yield_last(ANYONE)):
                 continue
+            if len(self._running) == 1:
+                self._break_pins(self._missing(work))
+                break
             last = max(self._running, key=attrgetter("rank"))
             self._retract(last)
             work = [(sequence, target) for sequence, target in work if sequence is not last]
         self._ledger.grow(work)
         return work
+
+    def _break_pins(self, needed: int) -> None:
+        """For a sequence that is alone."""
+        while needed > self._ledger.available:
+            assert self.pins, "alone it fits"
+            self._let_go(self.pins.take())
 
     def _missing(self, work: Work) -> int:
         return sum([self._ledger.missing(sequence, target) for sequence, target in work])
@@ -317,7 +344,12 @@ class Scheduler:
         needed = self._reserved(sequence, lease) + (0 if overdue else self._slack(sequence, lease))
         while needed > self._ledger.available:
             if not self._let_go(self.programs.yield_last(behind)):
-                return not self._running
+                return not self._running and self._fits_alone(sequence, lease)
+        return True
+
+    def _fits_alone(self, sequence: Sequence, lease: Lease | None) -> bool:
+        cached = lease.length // self._ledger.page_size if lease else 0
+        self._break_pins(self._ledger.pages_for(len(sequence.tokens)) - cached)
         return True
 
     def _reserved(self, sequence: Sequence, lease: Lease | None) -> int:

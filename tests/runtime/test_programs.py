@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_engine import FakeEngine, sequence
 
+from sglite.errors import CapacityError
 from sglite.protocol import ProgramInfo
 from sglite.runtime.policy import QUANTUM, Standing, least_attained
 from sglite.runtime.programs import SHORTEST_MEMORY
@@ -184,3 +185,53 @@ def test_a_flush_takes_what_programs_keep():
     engine.scheduler.flush()
     assert engine.book.available == engine.book.total
     assert len(engine.scheduler.programs) == 1
+
+
+# --------------------------------------------------------------------------------------------------------------- pins
+
+
+def test_a_pin_outlives_a_flood_and_ends_with_its_last_step():
+    engine = FakeEngine(pages=20)
+    engine.submit([1] * 20, 1)
+    engine.run()
+    assert engine.scheduler.pin(("", ""), [1] * 30, steps=50) == 20
+    flood(engine, 20)
+    assert engine.cache.probe(("", ""), [1] * 20) == 20
+    others(engine, 50)
+    flood(engine, 4)
+    assert engine.cache.probe(("", ""), [1] * 20) == 0
+
+
+def test_pins_are_bounded_and_what_is_not_cached_is_not_pinned():
+    engine = FakeEngine(pages=20)
+    assert engine.scheduler.pin(("", ""), [1] * 30, steps=50) == 0
+    engine.submit([1] * 60, 1)
+    engine.run()
+    with pytest.raises(CapacityError, match="half of the KV pool, 40 tokens") as caught:
+        engine.scheduler.pin(("", ""), [1] * 60, steps=50)
+    assert caught.value.param == "pin"
+    engine.scheduler.check()
+
+
+def test_a_lone_sequence_breaks_pins_that_it_cannot_live_with():
+    engine = FakeEngine(pages=20, max_step_tokens=16)
+    for i in range(2):
+        engine.submit([i] * 16, 1)
+        engine.run()
+        engine.scheduler.pin(("", ""), [i] * 16, steps=500 + i)
+    whole, other = engine.submit([3] * 50, 10), engine.submit([4] * 20, 2)
+    engine.run()
+    assert (whole.output_length, other.output_length) == (10, 2)
+    assert [engine.cache.probe(("", ""), [i] * 16) for i in range(2)] == [0, 16]
+    engine.submit([3] * 70, 10)
+    engine.run()
+    assert len(engine.scheduler.pins) == 0
+
+
+def test_a_flush_takes_pins_too():
+    engine = FakeEngine()
+    engine.submit([1] * 20, 1)
+    engine.run()
+    engine.scheduler.pin(("", ""), [1] * 20, steps=50)
+    engine.scheduler.flush()
+    assert engine.book.available == engine.book.total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 from fake_engine import FakeEngine, answer, sequence
@@ -364,6 +365,7 @@ class Life:
         if self.random.random() < 0.3 and self.engine.scheduler.waiting < 20:
             self.arrive()
         self.maybe(0.02, self.abort)
+        self.maybe(0.02, self.pin)
         plan = self.engine.scheduler.plan()
         self.engine.scheduler.check()
         if plan.rows:
@@ -390,6 +392,12 @@ class Life:
             one = self.live.pop(self.random.randrange(len(self.live)))
             self.touched.add(one)
             self.engine.scheduler.release(one, keep=self.random.random() < 0.8)
+
+    def pin(self) -> None:
+        if self.engine.finished:
+            one = self.random.choice(self.engine.finished)
+            with suppress(CapacityError):
+                self.engine.scheduler.pin(one.namespace, one.tokens, self.random.randrange(100))
 
     def take_back(self) -> None:
         running = [one for one in self.engine.scheduler.running if one.output_length and one.remaining == 1]
