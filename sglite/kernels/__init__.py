@@ -13,12 +13,16 @@ if TYPE_CHECKING:
 
 
 def get_ops(
-    kernels: Literal["reference", "cpu", "triton"],
+    kernels: Literal["reference", "cpu", "native"],
     device: torch.device,
     dtype: torch.dtype,
     weights: Literal["dense", "int8", "int4"],
+    threads: int = 1,
 ) -> Ops:
-    """The Ops of that name. Raises ConfigError where it does not exist or cannot hold weights in that format."""
+    """The Ops of that name. Raises ConfigError where it does not exist or cannot hold weights in that format.
+
+    ``threads`` is for the compiled kernels, which bring their own; the others use torch's.
+    """
     if kernels == "reference":
         if weights != "dense":
             raise ConfigError(f"kernels=reference holds weights only as weights=dense, not {weights}")
@@ -29,4 +33,8 @@ def get_ops(
         from sglite.kernels.cpu import CpuOps
 
         return CpuOps(device, dtype, weights)
-    raise ConfigError(f"kernels={kernels} is not available in this build; use kernels=reference")
+    if kernels == "native":
+        from sglite.kernels.native import NativeOps
+
+        return NativeOps(device, dtype, weights, threads)
+    raise ConfigError(f"unknown kernels {kernels!r}; known are reference, cpu and native")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from sglite.runtime.grammar.base import GrammarBackend
     from sglite.runtime.tokenizer import Tokenizer
 
+log = logging.getLogger("sglite.engine")
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _CPU_KV_TOKENS = 65_536
@@ -52,7 +55,7 @@ class Parts:
 
 def build(config: EngineConfig) -> Parts:
     """Load the configured model. Raises ConfigError, NotFoundError or ModelLoadError with the way out."""
-    resolved = config.resolve(cuda=torch.cuda.is_available())
+    resolved = config.resolve(cuda=torch.cuda.is_available(), native=_native_works(config))
     source = resolve_model(resolved.model)
     model_config = load_config(source)
     context = _context_length(resolved.context_length, model_config.context_length)
@@ -61,7 +64,13 @@ def build(config: EngineConfig) -> Parts:
     device = torch.device(resolved.device)
     if resolved.device == "cpu":
         torch.set_num_threads(resolved.threads)
-    ops = get_ops(resolved.kernels, device, DTYPES[resolved.dtype], resolved.weights)  # type: ignore[arg-type]
+    ops = get_ops(
+        resolved.kernels,  # type: ignore[arg-type]
+        device,
+        DTYPES[resolved.dtype],
+        resolved.weights,  # type: ignore[arg-type]
+        resolved.threads,
+    )
     model = Decoder(model_config, open_weights(source), ops)
     return assemble(replace(resolved, context_length=context), model, tokenizer, device)
 
@@ -101,6 +110,22 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, device: t
     core = EngineCore(scheduler, runner)
     info = _info(config, model, tokenizer, backend.kinds)
     return Parts(config, info, core, Intake(tokenizer, limits, rules), grammars, close)
+
+
+def _native_works(config: EngineConfig) -> bool:
+    """Compiles them on first use; where they cannot run, one line says why and torch's operators do the work."""
+    if config.device == "cuda" or config.kernels != "auto" or config.dtype not in ("auto", "bfloat16"):
+        return False
+    if config.device == "auto" and torch.cuda.is_available():
+        return False
+    from sglite.kernels.native import available
+
+    reason = available()
+    if reason is not None:
+        log.warning(
+            "the compiled CPU kernels do not run here (%s); using torch's own operators, which are slower", reason
+        )
+    return reason is None
 
 
 def _context_length(asked: int, supported: int) -> int:

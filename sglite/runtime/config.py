@@ -14,7 +14,7 @@ from sglite.errors import ConfigError
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 WeightFormat = Literal["auto", "dense", "int8", "int4"]
-KernelChoice = Literal["auto", "reference", "cpu", "triton"]
+KernelChoice = Literal["auto", "reference", "cpu", "native"]
 GrammarChoice = Literal["llguidance", "outlines"]
 
 
@@ -34,7 +34,7 @@ class EngineConfig:
     page_size: int = _option(16, "tokens in a KV page")
     kv_tokens: int = _option(0, "size of the KV pool in tokens (0: from free memory, at most 65,536 on a CPU)")
     prefix_cache: bool = _option(True, "reuse the KV of equal prefixes")
-    policy: str = _option("fcfs", "order of waiting requests: fcfs or longest-prefix")
+    policy: str = _option("fcfs", "order of waiting requests: fcfs, longest-prefix or program")
     max_running: int = _option(64, "most sequences in one step")
     max_queue: int = _option(4096, "most waiting requests; more are refused")
     max_step_tokens: int = _option(2048, "most tokens computed in one step; longer prompts are chunked")
@@ -43,29 +43,35 @@ class EngineConfig:
     jump_forward: bool = _option(True, "take tokens that a grammar forces without sampling them")
     seed: int = _option(0, "seed of requests that bring none")
 
-    def resolve(self, *, cuda: bool) -> EngineConfig:
+    def resolve(self, *, cuda: bool, native: bool = False) -> EngineConfig:
         """A new config without "auto" and without 0 for "choose". Raises ConfigError on contradictions.
 
-        ``cuda`` says whether a usable GPU is present. Limits that need the model stay for the engine:
-        ``context_length`` and ``kv_tokens`` may still be 0 here.
+        ``cuda`` says whether a usable GPU is present, ``native`` whether the compiled CPU kernels run here. Limits that
+        need the model stay for the engine: ``context_length`` and ``kv_tokens`` may still be 0 here.
         """
         self._check()
         device = self.device if self.device != "auto" else ("cuda" if cuda else "cpu")
         if device == "cuda" and not cuda:
             raise ConfigError("device=cuda, but torch sees no usable GPU; use device=cpu")
-        dtype = self.dtype if self.dtype != "auto" else ("bfloat16" if device == "cuda" else "float32")
-        kernels = self.kernels if self.kernels != "auto" else ("triton" if device == "cuda" else "cpu")
-        if (kernels == "cpu") != (device == "cpu") and kernels != "reference":
-            raise ConfigError(f"kernels={kernels} does not run on device={device}")
-        weights = self.weights if self.weights != "auto" else "dense"
+        kernels = self._kernels(device, native)
+        if kernels in ("cpu", "native") and device != "cpu":
+            raise ConfigError(f"kernels={kernels} does not run on device={device}; use kernels=reference")
         return replace(
             self,
             device=device,
-            dtype=dtype,
+            dtype=self.dtype if self.dtype != "auto" else ("float32" if kernels == "cpu" else "bfloat16"),
             kernels=kernels,
-            weights=weights,
+            weights=self.weights if self.weights != "auto" else ("int8" if kernels == "native" else "dense"),
             threads=self.threads or _usable_cores(),
         )
+
+    def _kernels(self, device: str, native: bool) -> KernelChoice:
+        """The compiled kernels compute in bfloat16, so whoever asks for another type gets torch's operators."""
+        if self.kernels != "auto":
+            return self.kernels
+        if device != "cpu":
+            return "reference"
+        return "native" if native and self.dtype in ("auto", "bfloat16") else "cpu"
 
     def _check(self) -> None:
         for name in ("page_size", "max_running", "max_queue", "max_step_tokens"):

@@ -1,0 +1,54 @@
+"""Options are resolved once, contradictions are refused by name, and nothing "auto" is left."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from sglite.errors import ConfigError
+from sglite.runtime.config import EngineConfig, config_from
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "expected"),
+    [
+        ({"cuda": False}, {}, ("cpu", "cpu", "float32")),
+        ({"cuda": False, "native": True}, {}, ("cpu", "native", "bfloat16")),
+        ({"cuda": False, "native": True}, {"dtype": "float32"}, ("cpu", "cpu", "float32")),
+        ({"cuda": True}, {}, ("cuda", "reference", "bfloat16")),
+        ({"cuda": True}, {"device": "cpu"}, ("cpu", "cpu", "float32")),
+        ({"cuda": True}, {"dtype": "float16"}, ("cuda", "reference", "float16")),
+    ],
+)
+def test_auto_is_resolved(machine: dict[str, bool], options: dict[str, Any], expected: tuple[str, str, str]) -> None:
+    resolved = config_from(options).resolve(**machine)
+    assert (resolved.device, resolved.kernels, resolved.dtype) == expected
+    assert resolved.threads >= 1
+    assert "auto" not in [getattr(resolved, f.name) for f in fields(EngineConfig)]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"device": "cuda"}, "cuda"),
+        ({"page_size": 0}, "page_size"),
+        ({"max_running": 0}, "max_running"),
+        ({"threads": -1}, "threads"),
+        ({"kv_tokens": -5}, "kv_tokens"),
+        ({"page_sise": 4}, "page_sise"),
+    ],
+)
+def test_contradictions_name_the_option(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        config_from(options).resolve(cuda=False)
+
+
+def test_compiled_kernels_do_not_run_on_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="native"):
+        config_from({"kernels": "native", "device": "cuda"}).resolve(cuda=True)
+
+
+def test_every_option_has_help() -> None:
+    assert all(f.metadata.get("help") for f in fields(EngineConfig))
