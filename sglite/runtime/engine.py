@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglite.errors import RequestError, SgliteError, UnavailableError
-from sglite.protocol import Chunk, GenerateRequest, ModelInfo, Text
+from sglite.protocol import Chunk, Constraint, GenerateRequest, ModelInfo, Prompt, Text
 from sglite.runtime.config import config_from
 from sglite.runtime.core import EngineCore
 from sglite.runtime.stream import Outbox, Stream
@@ -182,6 +182,18 @@ class Engine:
     async def flush_cache(self) -> None:
         """Forget every prefix no running request is using."""
         await asyncio.wrap_future(self._thread.ask(self._core.scheduler.flush))
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        """The ids that a request with this prompt begins with."""
+        return await asyncio.to_thread(self._parts.intake.encode, prompt)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included. Raises InvalidRequestError for an id that the model lacks."""
+        return await asyncio.to_thread(self._parts.intake.decode, ids)
+
+    async def check_constraint(self, constraint: Constraint) -> None:
+        """Raises GrammarError where a request under this constraint would be refused."""
+        await asyncio.wrap_future(self._parts.grammars.compile_async(constraint))
 
     async def abort(self, request_id: str) -> None:
         """End the request of this id with AbortedError; an unknown id is no error: it may just have ended."""

@@ -47,7 +47,7 @@ class Intake:
         request.validate()
         self._check_supported(request)
         self._check_ids(request)
-        prompt_ids = self._encode(request.prompt)
+        prompt_ids = self.encode(request.prompt)
         return Job(
             request=request,
             prompt_ids=prompt_ids,
@@ -99,7 +99,8 @@ class Intake:
             for index, path in enumerate(trie.branches())
         ]
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The ids that a request with this prompt begins with: never none. Raises InvalidRequestError."""
         ids = self._tokenizer.encode(prompt)
         if ids:
             return ids
@@ -110,6 +111,12 @@ class Intake:
                 "the prompt is empty, and this model has no beginning-of-text token to start from", param="prompt"
             )
         return [self._tokenizer.bos_id]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of any ids of this model, special tokens included."""
+        _inside("tokens", ids, self._limits.vocab_size)
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=False)
+        return detokenizer.push(ids) + detokenizer.flush()
 
     def _budget(self, sampling: SamplingParams, prompt_length: int) -> int:
         """New tokens that fit: the request's number, cut to what the context leaves."""
