@@ -14,7 +14,9 @@ import sglite
 
 ROOT = Path(sglite.__file__).parent
 SHARED = {"sglite.protocol", "sglite.errors"}
-POLICY = {f"sglite.runtime.{name}" for name in ("plan", "sequence", "pages", "radix", "policy", "scheduler")}
+PAGES = "pages", "radix", "ledger", "pins"
+ORDER = "policy", "programs", "waiting", "holding", "scheduler"
+POLICY = {f"sglite.runtime.{name}" for name in ("plan", "sequence", *PAGES, *ORDER)}
 
 MODULES = {
     ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
@@ -65,7 +67,7 @@ def test_protocol_and_errors_stand_alone() -> None:
 
 def test_lang_knows_the_protocol_and_nothing_of_the_runtime() -> None:
     for module in modules_in("sglite.lang"):
-        allowed = (*SHARED, "sglite.lang", "sglite.chat", "sglite.templating", "sglite.codec")
+        allowed = (*SHARED, "sglite.lang", "sglite.chat", "sglite.templating", "sglite.reasoning", "sglite.codec")
         for name in ours(module, typing=True):
             assert inside(name, *allowed), f"{module} imports {name}"
         assert not any(inside(name, "torch", "fastapi", "starlette") for name in imports(module)), module
@@ -85,7 +87,8 @@ def test_policy_is_plain_python() -> None:
 
 def test_the_server_is_given_a_backend() -> None:
     for module in modules_in("sglite.runtime.server"):
-        allowed = (*SHARED, "sglite.runtime.server", "sglite.chat", "sglite.templating", "sglite.codec")
+        shared = (*SHARED, "sglite.chat", "sglite.templating", "sglite.reasoning", "sglite.codec")
+        allowed = (*shared, "sglite.runtime.server")
         for name in ours(module, typing=True) - {"sglite"}:  # the package itself, for its version
             assert inside(name, *allowed), f"{module} imports {name}"
 
