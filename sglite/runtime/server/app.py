@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 import sglite
 from sglite.protocol import Backend
-from sglite.runtime.server import chat, completions, failures, native, sglang, status, wire
+from sglite.runtime.server import chat, completions, failures, native, sglang, status, text, wire
 from sglite.runtime.server.body import BoundedBody
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.context import Service
@@ -24,7 +24,7 @@ def create_app(backend: Backend, config: ServerConfig | None = None) -> FastAPI:
     app.add_middleware(Turnstile, config=config, service=service)  # the innermost
     app.add_middleware(BoundedBody, config=config)
     app.add_middleware(Gate, config=config)
-    app.add_middleware(Door, config=config)
-    for part in (native, completions, chat, status, sglang, wire):
+    app.add_middleware(Door, config=config, metrics=service.metrics)
+    for part in (native, completions, chat, text, status, sglang, wire):
         app.include_router(part.router)
     return app

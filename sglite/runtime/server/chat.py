@@ -12,31 +12,25 @@ from fastapi import APIRouter
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from sglite.chat import render_messages
 from sglite.errors import UnsupportedError
-from sglite.protocol import GenerateRequest, LogprobParams, ModelInfo, Prompt, Text, TokenLogprob, Usage, prompt_text
+from sglite.protocol import GenerateRequest, LogprobParams, ModelInfo, Prompt, TokenLogprob, Usage, prompt_text
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
-from sglite.runtime.server.messages import Messages, for_template
+from sglite.runtime.server.messages import Messages
+from sglite.runtime.server.metrics import Metrics
 from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, make_request
+from sglite.runtime.server.prompts import TemplateArguments, render, template_of
 from sglite.runtime.server.results import total_usage
 from sglite.runtime.server.shapes import chat_logprobs, openai_usage
 from sglite.runtime.server.streams import DONE, Answer, EventStream, event
-from sglite.runtime.server.toolformats import described, reasoning_for, speaks_of_tools, tool_format
+from sglite.runtime.server.toolformats import reasoning_for, tool_format
 from sglite.runtime.server.tools import ToolChoice, Tools, toolbox
 from sglite.runtime.server.turns import CallPiece, Piece, plain_turn, tool_turns
 
 router = APIRouter(route_class=StrictRoute, tags=["openai"])
 
 TIER_PRIORITY = {"auto": 0, "default": 0, "flex": -10, "priority": 10}
-
-
-class TemplateArguments(f.Body):
-    """The template variables a client may set."""
-
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
 
 
 class ChatCompletion(OpenAIBody):
@@ -77,8 +71,6 @@ class ChatCompletion(OpenAIBody):
             raise f.bad("max_tokens and max_completion_tokens differ; give one")
         if self.top_logprobs is not None and not self.logprobs:
             raise f.bad("top_logprobs needs logprobs: true")
-        if self.continue_final_message and (self.messages[-1].role != "assistant" or len(self.messages) < 2):
-            raise f.bad("continue_final_message needs an assistant's message at the end of a conversation")
         return self
 
     def token_limit(self) -> int | None:
@@ -96,12 +88,20 @@ class _Call:
         self._created = int(time.time())
         self._served = served
         self._backend = context.backend
+        self._metrics = context.service.metrics
         self._model = model
         self._box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
         self._check_tools()
-        template = _template(model)
+        template = template_of(model)
         self._format = tool_format(context.config.tool_format, template)
-        prompt = render(body, model)
+        prompt = render(
+            model,
+            body.messages,
+            tools=body.tools if body.tool_choice != "none" else None,
+            continues=bool(body.continue_final_message),
+            generation=body.add_generation_prompt is not False,
+            variables=body.chat_template_kwargs,
+        )
         self._reasoning = reasoning_for(context.config.reasoning_format, template, prompt_text(prompt))
         self._request = self._make_request(context, prompt)
 
@@ -132,7 +132,8 @@ class _Call:
         if self._box is None:
             return plain_turn(self._backend, self._request, self._reasoning)
         special = self._model.special_tokens
-        return tool_turns(self._backend, self._request, self._box, self._format, self._reasoning, special)
+        turns = tool_turns(self._backend, self._request, self._box, self._format, self._reasoning, special)
+        return _counting_calls(turns, self._metrics)
 
     def head(self, kind: str) -> dict[str, Any]:
         asked = self.body.service_tier
@@ -143,33 +144,12 @@ class _Call:
         return chat_logprobs(entries) if self.body.logprobs else None
 
 
-def render(body: ChatCompletion, model: ModelInfo) -> Prompt:
-    """The prompt of a conversation. Contents never become special tokens."""
-    template = _template(model)
-    messages = [for_template(message) for message in body.messages]
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()] if body.tool_choice != "none" else []
-    if not speaks_of_tools(template) and (tools or any("tool_calls" in m or m["role"] == "tool" for m in messages)):
-        messages, tools = described(messages, tools), []
-    *before, last = messages
-    begun = (Text(last["content"] or ""),) if body.continue_final_message else ()
-    given = body.chat_template_kwargs.model_dump(exclude_none=True) if body.chat_template_kwargs else {}
-    prompt = render_messages(
-        template,
-        before if begun else [*before, last],
-        bos_token=model.bos_token,
-        eos_token=model.eos_token,
-        special_tokens=model.special_tokens,
-        tools=tools or None,
-        add_generation_prompt=bool(begun) or body.add_generation_prompt is not False,
-        **given,
-    )
-    return (*prompt, *begun)
-
-
-def _template(model: ModelInfo) -> str:
-    if model.chat_template is None:
-        raise UnsupportedError("this model has no chat template; use /v1/completions", param="messages")
-    return model.chat_template
+async def _counting_calls(turns: AsyncGenerator[Piece], metrics: Metrics) -> AsyncGenerator[Piece]:
+    async with aclosing(turns) as pieces:
+        async for piece in pieces:
+            if piece.call is not None and piece.call.name is not None:
+                metrics.tool_calls.inc()
+            yield piece
 
 
 @router.post("/v1/chat/completions")

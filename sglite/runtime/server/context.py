@@ -15,6 +15,7 @@ from fastapi import Depends, Request
 from sglite.errors import InvalidRequestError, NotFoundError
 from sglite.protocol import Backend, ModelInfo
 from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.server.metrics import MeteredBackend, Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,10 @@ class Service:
     """One per app: the backend, the options, and the requests in flight."""
 
     def __init__(self, backend: Backend, config: ServerConfig) -> None:
-        self.backend = backend
+        self.metrics = Metrics()
+        self.engine = backend
+        """The backend as it was given, for what only some backends can."""
+        self.backend: Backend = MeteredBackend(backend, self.metrics)
         self.config = config
         self.started = time.time()
         self.draining = False

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.failures import describe, log, refuse
+from sglite.runtime.server.metrics import Metrics
 
 _ID = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
 
@@ -18,9 +19,10 @@ _ID = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
 class Door:
     """ASGI middleware: one answer for everything that fails outside a route, ``x-request-id`` on every answer."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics) -> None:
         self._app = app
         self._config = config
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,6 +38,8 @@ class Door:
             if answer.status is None:
                 await failure.response()(scope, receive, answer.send)
         finally:
+            route = getattr(scope.get("route"), "path", "other")  # the pattern, not what the client wrote
+            self._metrics.http.labels(route, str(answer.status or 0)).inc()
             log.info(
                 "%s %s",
                 scope["method"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from sglite.runtime.server import fields as f
 
@@ -114,7 +114,7 @@ Message = Annotated[
     SystemMessage | UserMessage | AssistantMessage | ToolMessage,
     Field(discriminator="role"),
 ]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def for_template(message: Message) -> dict[str, Any]:

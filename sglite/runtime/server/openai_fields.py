@@ -78,7 +78,45 @@ class StructuredOutputs(f.Body):
     structural_tag: f.ConstraintText | None = None
 
 
-class OpenAIBody(f.Body):
+class ConstrainedBody(f.Body):
+    """The many ways to say what the answer must look like; at most one of them at once."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: f.SchemaSource | None = None
+    guided_regex: f.ConstraintText | None = None
+    guided_choice: f.Choices | None = None
+    guided_grammar: f.ConstraintText | None = None
+
+    @model_validator(mode="after")
+    def _at_most_one(self) -> ConstrainedBody:
+        self.constraint()
+        return self
+
+    def constraint(self) -> Constraint | None:
+        outputs = self.structured_outputs or StructuredOutputs()
+        chosen = self.response_format.constraint() if self.response_format else None
+        one = f.one_constraint(
+            [
+                ("response_format", chosen.kind if chosen else "regex", chosen.source if chosen else None),
+                ("guided_json", "json_schema", self.guided_json),
+                ("guided_regex", "regex", self.guided_regex),
+                ("guided_choice", "choices", self.guided_choice),
+                ("guided_grammar", "ebnf", self.guided_grammar),
+                ("structured_outputs.json", "json_schema", outputs.json_),
+                ("structured_outputs.regex", "regex", outputs.regex),
+                ("structured_outputs.choice", "choices", outputs.choice),
+                ("structured_outputs.grammar", "ebnf", outputs.grammar),
+                ("structured_outputs.json_object", "json_object", "" if outputs.json_object else None),
+                ("structured_outputs.structural_tag", "structural_tag", outputs.structural_tag),
+            ]
+        )
+        if one is None and self.structured_outputs is not None:
+            raise f.bad("structured_outputs must name a constraint")
+        return one
+
+
+class OpenAIBody(ConstrainedBody):
     """OpenAI's fields first, then the extra ones that vLLM's and SGLang's users send."""
 
     model: str | None = None
@@ -105,12 +143,6 @@ class OpenAIBody(f.Body):
     spaces_between_special_tokens: Annotated[bool | None, f.only(True)] = True
     priority: f.Priority | None = 0
     cache_salt: f.Label | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: f.SchemaSource | None = None
-    guided_regex: f.ConstraintText | None = None
-    guided_choice: f.Choices | None = None
-    guided_grammar: f.ConstraintText | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIBody:
@@ -119,7 +151,6 @@ class OpenAIBody(f.Body):
         limit = self.token_limit()
         if limit is not None and (self.min_tokens or 0) > limit:
             raise f.bad(f"min_tokens {self.min_tokens} exceeds max_tokens {limit}")
-        self.constraint()
         return self
 
     def token_limit(self) -> int | None:
@@ -128,28 +159,6 @@ class OpenAIBody(f.Body):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
-
-    def constraint(self) -> Constraint | None:
-        outputs = self.structured_outputs or StructuredOutputs()
-        chosen = self.response_format.constraint() if self.response_format else None
-        one = f.one_constraint(
-            [
-                ("response_format", chosen.kind if chosen else "regex", chosen.source if chosen else None),
-                ("guided_json", "json_schema", self.guided_json),
-                ("guided_regex", "regex", self.guided_regex),
-                ("guided_choice", "choices", self.guided_choice),
-                ("guided_grammar", "ebnf", self.guided_grammar),
-                ("structured_outputs.json", "json_schema", outputs.json_),
-                ("structured_outputs.regex", "regex", outputs.regex),
-                ("structured_outputs.choice", "choices", outputs.choice),
-                ("structured_outputs.grammar", "ebnf", outputs.grammar),
-                ("structured_outputs.json_object", "json_object", "" if outputs.json_object else None),
-                ("structured_outputs.structural_tag", "structural_tag", outputs.structural_tag),
-            ]
-        )
-        if one is None and self.structured_outputs is not None:
-            raise f.bad("structured_outputs must name a constraint")
-        return one
 
     def sampling(self, default_tokens: int) -> SamplingParams:
         """null means the default, as in OpenAI's API."""

@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import PlainTextResponse, Response
 
 import sglite
 from sglite.errors import NotFoundError, UnavailableError
@@ -36,6 +38,13 @@ async def ready(context: Ctx) -> dict[str, Any]:
         raise UnavailableError("the server is shutting down")
     await context.model()
     return {"status": "ready"}
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(context: Ctx) -> Response:
+    """Prometheus' text format."""
+    body = await context.service.metrics.exposition(context.service.engine)
+    return Response(body, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/v1/models")

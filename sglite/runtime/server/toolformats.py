@@ -81,6 +81,8 @@ and nothing else. The result comes in the next message."""
 def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages for a template without tools: signatures in the system's message, calls and results as text."""
     plain = [_plain(message) for message in messages]
+    if not tools:
+        return plain
     example = HERMES.written("NAME", "{...}")
     text = _INSTRUCTIONS.format(
         tools="\n".join(json.dumps(t["function"], ensure_ascii=False) for t in tools), example=example

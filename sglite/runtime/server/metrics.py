@@ -1,0 +1,193 @@
+"""Prometheus metrics, measured at the one seam every route passes: the backend.
+
+Labels are bounded: they name outcomes and routes that we know, never what a client wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from sglite.errors import AbortedError, InvalidRequestError, OverloadedError
+from sglite.protocol import Backend, Chunk, GenerateRequest, ModelInfo, Usage
+from sglite.runtime.server.streams import closing
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_STATS_TIMEOUT = 1.0
+_PROGRAMS_KEPT = 10_000
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A backend that tells its own counters and gauges."""
+
+    async def stats(self) -> Mapping[str, Any]: ...
+
+
+class Metrics:
+    """All metrics of one app, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.ttft = self._seconds("time_to_first_token", "From a request's start to its first token")
+        self.itl = self._seconds("inter_token_latency", "Between one chunk of a sample and the next")
+        self.tpot = self._seconds("time_per_output_token", "A sample's decoding time per token after the first")
+        self.duration = self._seconds("request_duration", "From a request's start to its end")
+        self.queue = self._seconds("queue", "Waiting before the first step")
+        self.requests = self._counter("requests", "Requests by how they ended", "outcome")
+        self.constrained = self._counter("constrained_requests", "Requests under a grammar, by outcome", "outcome")
+        self.prompt = self._counter("prompt_tokens", "Tokens of prompts")
+        self.cached = self._counter("cached_tokens", "Tokens of prompts found in the prefix cache")
+        self.generated = self._counter("generation_tokens", "Tokens generated")
+        self.forced = self._counter("forced_tokens", "Tokens that a grammar forced without sampling")
+        self.rollbacks = self._counter("rollbacks", "Tokens taken back because of a grammar")
+        self.retractions = self._counter("retractions", "Sequences that gave up their place for others")
+        self.tool_calls = self._counter("tool_calls", "Calls of tools")
+        self.http = self._counter("http_responses", "Answers by route and status", "route", "status")
+        self.programs = self._counter("programs", "Programs seen")
+        self.branches = self._counter("program_branches", "Branches of programs seen")
+        self.in_flight = Gauge("sglite_requests_in_flight", "Requests inside the backend", registry=self.registry)
+        self._gauges = {name: Gauge(f"sglite_{name}", text, registry=self.registry) for name, text in _GAUGES.items()}
+        self._seen: OrderedDict[str, set[str]] = OrderedDict()
+
+    async def exposition(self, backend: Backend) -> bytes:
+        """The text that Prometheus scrapes. A backend that does not answer leaves its gauges as they were."""
+        if isinstance(backend, Measured):
+            try:
+                async with asyncio.timeout(_STATS_TIMEOUT):
+                    self._set_gauges(await backend.stats())
+            except TimeoutError:
+                pass
+        return generate_latest(self.registry)
+
+    def count(self, usage: Usage, *, first: bool) -> None:
+        """A sample's usage; the prompt counts with the request's first."""
+        if first:
+            self.prompt.inc(usage.prompt_tokens)
+            self.cached.inc(usage.cached_tokens)
+            self.queue.observe(usage.queue_time)
+        self.generated.inc(usage.completion_tokens)
+        self.forced.inc(usage.forced_tokens)
+        self.rollbacks.inc(usage.rollbacks)
+        self.retractions.inc(usage.retractions)
+
+    def see(self, request: GenerateRequest) -> None:
+        """Remember which programs and branches there are; only the latest programs, to bound the memory."""
+        if request.program is None:
+            return
+        program, branch = request.program.program, request.program.branch
+        if program not in self._seen:
+            self._seen[program] = set()
+            self.programs.inc()
+            if len(self._seen) > _PROGRAMS_KEPT:
+                self._seen.popitem(last=False)
+        if branch not in self._seen[program]:
+            self._seen[program].add(branch)
+            self.branches.inc()
+
+    def _set_gauges(self, stats: Mapping[str, Any]) -> None:
+        for name, gauge in self._gauges.items():
+            if isinstance(stats.get(name), int | float):
+                gauge.set(stats[name])
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return Histogram(f"sglite_{name}_seconds", text, buckets=_SECONDS, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"sglite_{name}", text, labels, registry=self.registry)
+
+
+_GAUGES = {
+    "running": "Sequences that are being computed",
+    "waiting": "Sequences that wait for a place",
+    "pages_total": "Pages of the KV pool",
+    "pages_free": "Pages of the KV pool that hold nothing",
+    "pages_cached": "Pages of the KV pool that only the prefix cache holds",
+    "steps": "Steps of the engine since its start",
+    "hit_tokens": "Prompt tokens found in the cache since the start",
+    "computed_tokens": "Positions computed since the start",
+    "evicted_pages": "Pages that the prefix cache gave up since the start",
+}
+
+
+class MeteredBackend:
+    """A backend around another that measures every request."""
+
+    def __init__(self, inner: Backend, metrics: Metrics) -> None:
+        self.inner = inner
+        self._metrics = metrics
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        metrics, watch = self._metrics, _Watch(request, self._metrics)
+        metrics.see(request)
+        with metrics.in_flight.track_inprogress():
+            try:
+                async with closing(self.inner.generate(request)) as chunks:
+                    async for chunk in chunks:
+                        watch.chunk(chunk)
+                        yield chunk
+            except BaseException as error:
+                watch.ended(_outcome(error))
+                raise
+        watch.ended("ok")
+
+    async def info(self) -> ModelInfo:
+        return await self.inner.info()
+
+    async def flush_cache(self) -> None:
+        await self.inner.flush_cache()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class _Watch:
+    """The times of one request."""
+
+    def __init__(self, request: GenerateRequest, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._constrained = request.constraint is not None
+        self._started = time.perf_counter()
+        self._first: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        self._counted = False
+
+    def chunk(self, chunk: Chunk) -> None:
+        now = time.perf_counter()
+        if chunk.ids or chunk.text:
+            self._token(chunk.index, now)
+        if chunk.usage is not None:
+            self._metrics.count(chunk.usage, first=not self._counted)
+            self._counted = True
+            self._per_token(chunk.index, now, chunk.usage.completion_tokens)
+
+    def _token(self, index: int, now: float) -> None:
+        if not self._first:
+            self._metrics.ttft.observe(now - self._started)
+        if index in self._last:
+            self._metrics.itl.observe(now - self._last[index])
+        self._first.setdefault(index, now)
+        self._last[index] = now
+
+    def _per_token(self, index: int, now: float, tokens: int) -> None:
+        if index in self._first and tokens > 1:
+            self._metrics.tpot.observe((now - self._first[index]) / (tokens - 1))
+
+    def ended(self, outcome: str) -> None:
+        self._metrics.duration.observe(time.perf_counter() - self._started)
+        self._metrics.requests.labels(outcome).inc()
+        if self._constrained:
+            self._metrics.constrained.labels(outcome).inc()
+
+
+def _outcome(error: BaseException) -> str:
+    if isinstance(error, GeneratorExit | asyncio.CancelledError | AbortedError):
+        return "aborted"
+    if isinstance(error, InvalidRequestError | OverloadedError):
+        return "refused"
+    return "failed"
