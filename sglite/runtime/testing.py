@@ -14,6 +14,10 @@ from sglite.runtime.model import Model
 from sglite.runtime.model.scripted import Script, ScriptedModel
 
 
+EOS = 258
+"""The byte tokenizer's end of text."""
+
+
 def scripted_engine(script: Script | None = None, *, model: Model | None = None, **options: Any) -> Engine:
     """An Engine whose next tokens come from ``script`` (default: a hash of the history), or from another ``model``.
 
@@ -31,14 +35,10 @@ def answering(text: str) -> Script:
 
     What was generated so far is recognised by the prompt's last such mark.
     """
-    data = [*text.encode(), EOS]
+    data: list[int] = [*text.encode(), EOS]
 
     def script(history: list[int]) -> int:
         start = max((i for i, token in enumerate(history) if token in (ord("?"), ord(":"))), default=-1)
         return data[min(len(history) - 1 - start, len(data) - 1)]
 
     return script
-
-
-EOS = 258
-"""The byte tokenizer's end of text."""
