@@ -75,3 +75,35 @@ class Bench:
 @pytest.fixture(scope="session")
 def bench() -> Bench:
     return Bench()
+
+
+def drive(bench: Bench, grammar, rng, *, budget: int | None = None, limit: int = 400, pick=None) -> tuple[str, object]:
+    """Write an answer the way the engine does, with a model that knows nothing but likes to come to an end.
+
+    Returns the text and its matcher; the text is incomplete when ``limit`` tokens were not enough.
+    """
+    matcher = grammar.matcher(budget)
+    ids: list[int] = []
+    shown = 0
+    for _ in range(20 * limit):
+        if matcher.terminated or len(ids) >= (limit if budget is None else budget):
+            break
+        allowed = sorted(bench.allowed(matcher))
+        id = (pick or likes_endings)(bench, allowed, rng)
+        if id in bench.eos:
+            assert matcher.accepting
+            break
+        assert matcher.accept([id])
+        ids.append(id)
+        taken_back = matcher.retreat()
+        assert len(ids) - taken_back >= shown, "what was shown must never be taken back"
+        del ids[len(ids) - taken_back :]
+        assert matcher.settled >= shown
+        shown = matcher.settled
+    text = bench.masks.tokens.text(ids).decode("utf-8", "replace")
+    return text, matcher
+
+
+def likes_endings(bench: Bench, allowed: list[int], rng) -> int:
+    closing = [id for id in allowed if bench.masks.tokens.bytes_of[id][:1] in (b'"', b"}", b"]", b",", b":", b"")]
+    return int(rng.choice(closing if closing and rng.random() < 0.4 else allowed))

@@ -159,7 +159,7 @@ def test_batch_equals_single_rows_and_contains_failures(bench):
         ("regex", "a(?=b)c", "unsupported", "1"),
         ("regex", "ab[", "malformed", "2"),
         ("regex", "(a)\\1", "unsupported", "3"),
-        ("json_schema", '{"type": "banana"}', "malformed", None),
+        ("json_schema", '{"type": "banana"}', "malformed", "/type"),
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 1}', "unsatisfiable", None),
         ("ebnf", "start: x", "malformed", None),
         ("regex", "\\x04", "unsatisfiable", None),

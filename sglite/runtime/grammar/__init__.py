@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sglite.errors import ConfigError
+
 if TYPE_CHECKING:
-    from sglite.runtime.grammar.cache import GrammarCache
+    from sglite.runtime.grammar.guard import GuardedBackend
     from sglite.runtime.grammar.vocabulary import Vocabulary
 
 
-def grammar_cache(choice: str, vocabulary: Vocabulary) -> GrammarCache:
-    """The cache an engine compiles its constraints with; ``choice`` is EngineConfig.grammar."""
-    from sglite.runtime.grammar.cache import GrammarCache
+def guarded_backend(choice: str, vocabulary: Vocabulary) -> GuardedBackend:
+    """What an engine (through a GrammarCache) compiles its constraints with; ``choice`` is EngineConfig.grammar."""
     from sglite.runtime.grammar.guard import GuardedBackend
     from sglite.runtime.grammar.llguidance_backend import LLGuidanceBackend
 
-    assert choice == "llguidance", choice
-    return GrammarCache(GuardedBackend(LLGuidanceBackend(vocabulary)))
+    if choice != "llguidance":
+        raise ConfigError(f"grammar={choice} is not available; use grammar=llguidance")
+    return GuardedBackend(LLGuidanceBackend(vocabulary))

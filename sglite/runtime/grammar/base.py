@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglite.protocol import Constraint
+from sglite.runtime.grammar.tokens import TokenTable
 from sglite.runtime.grammar.vocabulary import Vocabulary
 
 MaskRow = npt.NDArray[np.int32]
@@ -108,6 +109,7 @@ class MaskBackend(Protocol):
     name: str
     kinds: frozenset[str]
     vocabulary: Vocabulary
+    tokens: TokenTable
 
     def compile(self, constraint: Constraint) -> MaskGrammar:
         """Raises GrammarError naming what is malformed, unsupported or unsatisfiable. Callable from any thread."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import regex
 
@@ -28,13 +28,19 @@ SECONDS = 0.05
 @dataclass(frozen=True)
 class Pattern:
     """``portable`` is the pattern for the mask engine, None where it needs backtracking features (``unportable``
-    names the first). Leading lookaheads are no such feature: they are ``conditions``, patterns that must match too."""
+    names the first). Leading lookaheads are no such feature: they are ``conditions``, patterns that must match too.
+    ``loose`` is always portable; it matches at least what the pattern does: assertions are left out."""
 
     source: str
     checked: str
     portable: str | None
+    loose: str
     conditions: tuple[str, ...]
     unportable: str | None
+
+    def check(self) -> None:
+        """Raises GrammarError when the pattern as a whole is no regular expression."""
+        _check(self.checked, self.source)
 
     def search(self, text: str) -> bool:
         """Whether it matches somewhere in ``text``. Raises TimeoutError after 50 ms."""
@@ -43,18 +49,20 @@ class Pattern:
 
 @lru_cache(4096)
 def translate(source: str) -> Pattern:
-    """Raises GrammarError (malformed) with the position in ``pointer``."""
+    """Raises GrammarError (malformed) with the position in ``pointer`` for what is wrong in itself; of a portable
+    pattern the mask engine (or ``Pattern.check``) finds the rest."""
     whole = _Translator(source)
     conditions, rest = _leading_lookaheads(source)
     parts = [_Translator(part) for part in (rest, *conditions)] if conditions else [whole]
     unportable = next((part.unportable for part in parts if part.unportable), None)
     checked = "(?V1)" + whole.text(end="\\Z")
-    if unportable:  # the mask engine finds the faults of the others
+    if unportable:
         _check(checked, source)
     return Pattern(
         source=source,
         checked=checked,
         portable=None if unportable else parts[0].text(end="$"),
+        loose=whole.loose(),
         conditions=() if unportable else tuple(part.text(end="$") for part in parts[1:]),
         unportable=unportable,
     )
@@ -128,21 +136,32 @@ def plain_characters(source: str, start: int = 0) -> list[tuple[int, str]]:
 END = "$"
 
 
+class _Unportable(NamedTuple):
+    """A piece that only backtracking engines know, and one that matches at least as much."""
+
+    exact: str
+    loose: str
+
+
 class _Translator:
     """``out`` holds the pieces; the piece that is the very object END stands for the end of the text."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.at = 0
-        self.out: list[str] = []
+        self.out: list[str | _Unportable] = []
         self.unportable: str | None = None
         while self.at < len(source):
             self.out.append(self._next())
 
     def text(self, *, end: str) -> str:
-        return "".join(end if piece is END else piece for piece in self.out)
+        pieces = (piece.exact if isinstance(piece, _Unportable) else piece for piece in self.out)
+        return "".join(end if piece is END else piece for piece in pieces)
 
-    def _next(self) -> str:
+    def loose(self) -> str:
+        return "".join(piece.loose if isinstance(piece, _Unportable) else piece for piece in self.out)
+
+    def _next(self) -> str | _Unportable:
         char = self.source[self.at]
         if char == "\\":
             return self._escape()
@@ -165,14 +184,22 @@ class _Translator:
     def _ends_count(self) -> bool:
         return re.search(r"\{\d+(,\d*)?$", self.source[max(0, self.at - 24) : self.at - 1]) is not None
 
-    def _group(self) -> str:
+    def _group(self) -> str | _Unportable:
         opening = re.compile(r"\((\?(:|=|!|<=|<!|P?<[^>]*>)?)?").match(self.source, self.at)
         assert opening is not None
         text = opening.group()
-        self.at = opening.end()
         if text in ("(?=", "(?!", "(?<=", "(?<!"):
-            self.unportable = self.unportable or f"lookaround {text}...)"
+            return self._lookaround(text)
+        self.at = opening.end()
         return text if text != "(?" else self._fail("unknown group")
+
+    def _lookaround(self, opening: str) -> _Unportable:
+        start, end = self.at + len(opening), _closing(self.source, self.at)
+        if end < 0:
+            self._fail("unclosed group")
+        self.at = end + 1
+        self.unportable = self.unportable or f"lookaround {opening}...)"
+        return _Unportable(opening + _Translator(self.source[start:end]).text(end="\\Z") + ")", "(?:)")
 
     def _class(self) -> str:
         self.at += 1
@@ -198,12 +225,22 @@ class _Translator:
     def _class_atom(self) -> str:
         """One member: a character of at most two, or a set."""
         if self.source[self.at] == "\\":
-            return self._escape(inside=True)
+            return self._character_escape(inside=True)
         char = self.source[self.at]
         self.at += 1
         return _literal(char)
 
-    def _escape(self, inside: bool = False) -> str:
+    def _escape(self) -> str | _Unportable:
+        start, char = self.at, self.source[self.at + 1 : self.at + 2]
+        self.at += 2
+        if char and char in "bB":
+            return self._backtracking(start, "word boundary", "(?:)")
+        if char and char in "k123456789":
+            return self._backtracking(start, "back-reference", "(?s:.)*")
+        self.at = start
+        return self._character_escape(inside=False)
+
+    def _character_escape(self, *, inside: bool) -> str:
         start, char = self.at, self.source[self.at + 1 : self.at + 2]
         self.at += 2
         if not char:
@@ -214,10 +251,8 @@ class _Translator:
             return CONTROLS[char]
         if char in "pP":
             return self._property(start)
-        if char in "bB":
-            return "\\x08" if inside and char == "b" else self._backtracking(start, "word boundary")
-        if char == "k" or (char in "123456789" and not inside):
-            return self._backtracking(start, "back-reference")
+        if char == "b":
+            return "\\x08"
         return _literal(self._character(char, start))
 
     def _character(self, char: str, start: int) -> str:
@@ -248,12 +283,13 @@ class _Translator:
         self.at = found.end()
         return found.group()
 
-    def _backtracking(self, start: int, what: str) -> str:
+    def _backtracking(self, start: int, what: str, loose: str) -> _Unportable:
         named = re.compile(r"\\k<(\w+)>").match(self.source, start)
         if named is not None:
             self.at = named.end()
         self.unportable = self.unportable or f"{what} {self.source[start : self.at]}"
-        return f"(?P={named.group(1)})" if named is not None else self.source[start : self.at]
+        exact = f"(?P={named.group(1)})" if named is not None else self.source[start : self.at]
+        return _Unportable(exact, loose)
 
     def _skip(self, char: str) -> bool:
         found = self.source[self.at : self.at + 1] == char

@@ -174,7 +174,7 @@ _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 
 def _regex(text: str) -> bool:
     try:
-        translate(text)
+        translate(text).check()
     except GrammarError:
         return False
     return "(?P" not in text  # Python's spelling of a named group, which patterns may use here

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from sglite.errors import GrammarError
 from sglite.protocol import Constraint
 from sglite.runtime.grammar.base import MaskBackend, MaskBatch, MaskGrammar, MaskMatcher, MaskRow
-from sglite.runtime.grammar.llguidance_backend import LLGuidanceMatcher, fill_rows
+from sglite.runtime.grammar.judge import check_text
+from sglite.runtime.grammar.llguidance_backend import LLGuidanceMatcher, fill_rows, forbid
+from sglite.runtime.grammar.schema import SchemaPlan, plan_schema
+from sglite.runtime.grammar.search import Search
+from sglite.runtime.grammar.stream import Violation
+
+MAX_RETREATS = 200
+"""Rollbacks of one answer; after that it is a typed error."""
 
 
 class GuardedBackend:
@@ -27,61 +35,191 @@ class GuardedBackend:
                 kind="unsupported",
                 param=constraint.kind,
             )
-        return GuardedGrammar(self.masks.compile(constraint))
+        if constraint.kind != "json_schema":
+            return GuardedGrammar(self.masks, self.masks.compile(constraint), None)
+        plan = plan_schema(constraint.source, self.masks.compile)
+        return GuardedGrammar(self.masks, plan.masks, plan)
 
 
 class GuardedGrammar:
-    def __init__(self, masks: MaskGrammar) -> None:
-        self._masks = masks
+    """``plan`` is there for JSON schemas."""
+
+    def __init__(self, backend: MaskBackend, masks: MaskGrammar, plan: SchemaPlan | None) -> None:
+        self.backend = backend
+        self.masks = masks
+        self.plan = plan
         self.nbytes = masks.nbytes
         self.min_tokens: int | None = None
 
     def matcher(self, budget: int | None = None) -> GuardedMatcher:
-        return GuardedMatcher(self._masks.matcher())
+        judge = self.plan.judge if self.plan is not None else None
+        search = Search(judge, self.backend.tokens) if judge is not None else None
+        return GuardedMatcher(self, self.masks.matcher(), search)
 
 
 class GuardedMatcher:
-    """See base.Matcher."""
+    """See base.Matcher. ``retreats`` counts how often it took tokens back."""
 
-    def __init__(self, masks: MaskMatcher, accepted: int = 0) -> None:
+    def __init__(self, grammar: GuardedGrammar, masks: MaskMatcher, search: Search | None) -> None:
         self.masks = masks
-        self._accepted = accepted
         self.shortened = False
+        self.retreats = 0
+        self.settled = 0
+        self._grammar = grammar
+        self._search = search
+        self._violation: Violation | None = None
+        self._text = bytearray()
+        self._ends = [0]
+        """Length of the text before the first token and after each."""
 
     @property
     def accepting(self) -> bool:
-        return self.masks.accepting
+        return self.masks.accepting and self._wrong_if_ended() is None
 
     @property
     def terminated(self) -> bool:
         return self.masks.terminated
 
-    @property
-    def settled(self) -> int:
-        return self._accepted
-
     def fill(self, row: MaskRow) -> None:
         self.masks.fill(row)
+        self.restrict(row)
+
+    def restrict(self, row: MaskRow) -> None:
+        """Take out of the mask engine's row what must not follow here."""
+        if self._search is None:
+            return
+        self._restrict(row)
+        if not row.any():
+            raise self._dead_end("nothing is left to try")
+
+    def _restrict(self, row: MaskRow) -> None:
+        if self._search is not None:
+            self._search.restrict(row, self._text)
+            if self.masks.accepting and not self.accepting:
+                forbid(row, self._grammar.backend.vocabulary.eos_ids)
 
     def accept(self, ids: Sequence[int]) -> bool:
         if not self.masks.accept(ids):
             return False
-        self._accepted += len(ids)
+        for id in ids:
+            self._text += self._grammar.backend.tokens.bytes_of[id]
+            self._ends.append(len(self._text))
+            if self._search is not None:
+                self._violation = self._search.advance(self._text) or self._violation
         return True
 
     def retreat(self) -> int:
-        return 0
+        violation = self.fault()
+        if violation is None:
+            self.settled = self._settled_now()
+            return 0
+        return self._go_back(violation)
+
+    def fault(self) -> Violation | None:
+        """What is wrong with the text so far, whatever follows it."""
+        return self._violation or self._stuck() or self._invalid()
+
+    def wrong_if_ended(self) -> str | None:
+        """What is wrong with the text as a whole answer."""
+        if not self.masks.accepting:
+            return "the text is not complete"
+        if self._grammar.plan is None:
+            return None
+        return check_text(self._grammar.plan.validation, bytes(self._text))
 
     def rollback(self, n: int) -> None:
-        assert n <= self._accepted
+        assert n < len(self._ends)
+        if not n:
+            return
         self.masks.rollback(n)
-        self._accepted -= n
+        del self._ends[-n:]
+        del self._text[self._ends[-1] :]
+        self._violation = None
+        self.settled = min(self.settled, len(self._ends) - 1)
+        if self._search is not None:
+            self._search.rollback(n, len(self._text))
 
     def forced(self) -> list[int]:
-        return self.masks.forced()
+        forced = self.masks.forced()
+        if forced and self._search is not None:
+            more = self._grammar.backend.tokens.text(forced)
+            return [] if self._search.forbids(self._text, more) else forced
+        return forced
 
     def clone(self) -> GuardedMatcher:
-        return GuardedMatcher(self.masks.clone(), self._accepted)
+        twin = GuardedMatcher(self._grammar, self.masks.clone(), self._search.clone() if self._search else None)
+        twin.shortened, twin.retreats, twin.settled = self.shortened, self.retreats, self.settled
+        twin._violation, twin._text, twin._ends = self._violation, bytearray(self._text), list(self._ends)
+        return twin
+
+    # ------------------------------------------------------------------------------------------------ what is wrong
+
+    def _wrong_if_ended(self) -> Violation | None:
+        return self._search.at_end(self._text) if self._search is not None else None
+
+    def _stuck(self) -> Violation | None:
+        """Nothing can follow: what would was refused before, or the text may end here, must, and should not."""
+        if self._search is None or self.masks.terminated:
+            return None
+        may_not_end = self.masks.accepting and not self.accepting
+        if not (may_not_end or self._search.remembers(self._text)) or self._can_go_on():
+            return None
+        length = len(self._text)
+        wrong = self._wrong_if_ended() if may_not_end else None
+        return wrong or Violation(length, (length, length), "nothing is left to try")
+
+    def _invalid(self) -> Violation | None:
+        """Every finished answer is validated as a whole before it counts as finished."""
+        if self._grammar.plan is None or not self.masks.terminated or self.settled == len(self._ends) - 1:
+            return None
+        wrong = check_text(self._grammar.plan.validation, bytes(self._text))
+        return None if wrong is None else Violation(0, (len(self._text),), wrong)
+
+    def _settled_now(self) -> int:
+        tokens = len(self._ends) - 1
+        if self._search is None or self.masks.terminated:
+            return tokens
+        offset = self._search.settled_before()
+        return max(self.settled, min(tokens, bisect_left(self._ends, offset + 1) - 1))
+
+    # -------------------------------------------------------------------------------------------------- going back
+
+    def _go_back(self, violation: Violation) -> int:
+        self.retreats += 1
+        if self.retreats > MAX_RETREATS:
+            raise self._dead_end(f"gave up after {MAX_RETREATS} rollbacks, the last for {violation.message}", "limit")
+        before = len(self._ends)
+        end = len(self._text)
+        if self._search is not None:
+            end = self._search.give_up(violation, self._text)
+        while True:
+            self._keep_below(end, violation)
+            if self._can_go_on():
+                return before - len(self._ends)
+            end = len(self._text)
+            if self._search is not None:
+                self._search.refuse(bytes(self._text))
+
+    def _keep_below(self, length: int, violation: Violation) -> None:
+        """Roll back to the last token boundary before ``length``."""
+        keep = bisect_left(self._ends, length) - 1
+        if keep < self.settled or (self._search is None and keep >= 0):
+            raise self._dead_end(violation.message)
+        self.rollback(len(self._ends) - 1 - keep)
+
+    def _can_go_on(self) -> bool:
+        row = np.zeros(self._grammar.backend.vocabulary.words, np.int32)
+        try:
+            self.masks.fill(row)
+        except GrammarError as error:
+            if error.kind != "unsatisfiable":
+                raise
+            return False
+        self._restrict(row)
+        return bool(row.any())
+
+    def _dead_end(self, why: str, kind: str = "unsatisfiable") -> GrammarError:
+        return GrammarError(f"no valid answer was found: {why}", kind=kind, param="json_schema")
 
 
 def fill_batch(matchers: Sequence[GuardedMatcher | None], mask: MaskBatch) -> dict[int, GrammarError]:
@@ -98,8 +236,16 @@ def fill_batch(matchers: Sequence[GuardedMatcher | None], mask: MaskBatch) -> di
         elif isinstance(matcher.masks, LLGuidanceMatcher):
             native.append((i, matcher.masks))
         else:
-            try:
-                matcher.fill(mask[i])
-            except GrammarError as error:
-                failed[i] = error
-    return failed | fill_rows(native, mask)
+            _try(failed, i, matcher.masks.fill, mask[i])
+    failed |= fill_rows(native, mask)
+    for i, matcher in enumerate(matchers):
+        if matcher is not None and i not in failed:
+            _try(failed, i, matcher.restrict, mask[i])
+    return failed
+
+
+def _try(failed: dict[int, GrammarError], i: int, fill: Callable[[MaskRow], None], row: MaskRow) -> None:
+    try:
+        fill(row)
+    except GrammarError as error:
+        failed[i] = error

@@ -20,6 +20,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from sglite.errors import GrammarError
 from sglite.protocol import Constraint, ConstraintKind
 from sglite.runtime.grammar.base import MaskBatch, MaskRow
+from sglite.runtime.grammar.tokens import TokenTable
 from sglite.runtime.grammar.vocabulary import Vocabulary
 
 VERSION = llguidance._lib.get_version()
@@ -45,10 +46,9 @@ class LLGuidanceBackend:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._tokenizer = llguidance.LLTokenizer(
-            vocabulary.tokenizer_json, n_vocab=vocabulary.width, eos_token=list(vocabulary.eos_ids)
-        )
+        self._tokenizer = _tokenizer(vocabulary)
         self._limits = llguidance.LLParserLimits(**LIMITS)
+        self.tokens = token_table(vocabulary, self._tokenizer)
 
     def compile(self, constraint: Constraint) -> LLGuidanceGrammar:
         """Takes milliseconds, within llguidance's own limits on time and memory."""
@@ -152,6 +152,19 @@ class LLGuidanceMatcher:
 
     def clone(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self._ll.deep_copy(), self._vocabulary, self._kind, self._ended)
+
+
+def token_table(vocabulary: Vocabulary, tokenizer: Any | None = None) -> TokenTable:
+    """The bytes of every token, as llguidance reads the tokenizer; none for special and unused ids."""
+    tokenizer = tokenizer or _tokenizer(vocabulary)
+    silent = {*vocabulary.eos_ids, *(id for id in range(vocabulary.width) if tokenizer.is_special_token(id))}
+    return TokenTable([b"" if id in silent else tokenizer.decode_bytes([id]) for id in range(vocabulary.width)])
+
+
+def _tokenizer(vocabulary: Vocabulary) -> Any:
+    return llguidance.LLTokenizer(
+        vocabulary.tokenizer_json, n_vocab=vocabulary.width, eos_token=list(vocabulary.eos_ids)
+    )
 
 
 def fill_rows(matchers: Sequence[tuple[int, LLGuidanceMatcher]], mask: MaskBatch) -> dict[int, GrammarError]:

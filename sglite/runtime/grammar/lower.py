@@ -13,6 +13,8 @@ EFFORTS = (
     Effort(one_of=False, rewrite=False, merge=False),
 )
 """From what enforces most in the mask to what asks least of the mask engine."""
+UNWRITTEN = tuple(Effort(one_of=e.one_of, rewrite=False, merge=e.merge) for e in EFFORTS[:2]) + EFFORTS[3:]
+"""The same where conditions are not to be spelled out."""
 
 _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _STRINGS = {"minLength", "maxLength", "pattern", "format"}

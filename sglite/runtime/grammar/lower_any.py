@@ -12,12 +12,14 @@ from sglite.runtime.grammar.lowering import (
     alternatives,
     branches_of,
     conjoin,
+    conjoin_last,
     strings,
 )
 from sglite.runtime.grammar.negate import complement, normal
 from sglite.runtime.grammar.refs import Json, refuse
 
 MAX_VALUES = 1000
+CONDITIONS = frozenset({"if", "not", "dependencies", "dependentRequired", "dependentSchemas"})
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
@@ -76,7 +78,11 @@ def _spellings(values: list[Any]) -> list[Any]:
 
 def all_of(low: Lowering, place: Place, out: dict[str, Any]) -> None:
     for i, schema in enumerate(branches_of(place, "allOf")):
-        conjoin(out, low.sub(place, schema, "allOf", i))
+        lowered = low.sub(place, schema, "allOf", i)
+        if isinstance(schema, dict) and not CONDITIONS.isdisjoint(schema):
+            conjoin_last(out, [lowered])
+        else:
+            conjoin(out, lowered)
     low.note("allOf", "mask")
 
 
@@ -113,7 +119,7 @@ def negation(low: Lowering, place: Place, out: dict[str, Any]) -> None:
         low.sub(place, place.node["not"], "not")  # only to find its faults
         low.judge(place, "not")
     else:
-        conjoin(out, low.made(place, other, "not"))
+        conjoin_last(out, [low.made(place, other, "not")])
         low.note("not", "proof")
 
 
@@ -130,5 +136,5 @@ def condition(low: Lowering, place: Place, out: dict[str, Any]) -> None:
         return
     yes = low.made(place, {"allOf": [node["if"], then]}, "then")
     no = low.made(place, {"allOf": [other, otherwise]}, "else")
-    alternatives(out, [yes, no])
+    conjoin_last(out, [yes, no])
     low.note("if", "proof")

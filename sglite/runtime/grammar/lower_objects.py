@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sglite.runtime.grammar import proofs
+from sglite.runtime.grammar.ecma import Pattern
 from sglite.runtime.grammar.lower_types import IN_PLACE, NO_LIMIT
-from sglite.runtime.grammar.lowering import Lowering, Place, a_map, alternatives, conjoin, count, pattern, strings
+from sglite.runtime.grammar.lowering import Lowering, Place, a_map, conjoin_last, count, pattern, strings
 from sglite.runtime.grammar.negate import ANNOTATIONS
 from sglite.runtime.grammar.refs import Json, Schema
 
-MAX_ALTERNATIVES = 4
-"""How many conditions of one node are spelled out as alternatives: each doubles the node."""
 MAX_CHOICES = 12
 
 
@@ -46,16 +46,21 @@ def _properties(low: Lowering, place: Place, out: dict[str, Any]) -> None:
 def _patterns(low: Lowering, place: Place, out: dict[str, Any]) -> None:
     """Patterns that share no name are the mask engine's; otherwise it learns only that a name matches one of them."""
     schemas: dict[str, Schema] = {}
-    portable = True
+    patterns: list[Pattern] = []
     for text, schema in a_map(place, "patternProperties").items():
-        found = pattern(text, place.at("patternProperties", text))
-        portable = portable and found.portable is not None and not found.conditions
+        found = pattern(low, text, place.at("patternProperties", text))
+        patterns.append(found)
         schemas[found.portable or ""] = low.sub(place, schema, "patternProperties", text)
-    if portable and proofs.disjoint_patterns(list(schemas)):
+    portable = all(found.portable is not None and not found.conditions for found in patterns)
+    shared = not low.effort.merge and any(
+        found.search(name) for name in out.get("properties", ()) for found in patterns
+    )
+    if portable and not shared and proofs.disjoint_patterns(list(schemas)):
         out["patternProperties"] = schemas
         low.note("patternProperties", "mask")
         return
     low.judge(place, "patternProperties")
+    low.judge_parts(place.node["patternProperties"])
     if portable:
         out["patternProperties"] = {"|".join(f"(?:{text})" for text in schemas): True}
     else:
@@ -94,7 +99,7 @@ def _only_names(low: Lowering, place: Place, out: dict[str, Any], names: Json) -
 
 
 def _only_pattern(low: Lowering, place: Place, out: dict[str, Any], text: str) -> None:
-    found = pattern(text, place.at("propertyNames", "pattern"))
+    found = pattern(low, text, place.at("propertyNames", "pattern"))
     if found.portable is None or found.conditions:
         low.judge(place, "propertyNames")
         return
@@ -118,7 +123,7 @@ def _counts(low: Lowering, place: Place, out: dict[str, Any]) -> None:
         out.update({"maxProperties": most} if most < NO_LIMIT else {})
         how = "mask"
     elif closed and least == 1 and most == NO_LIMIT and len(known) <= MAX_CHOICES and low.effort.rewrite:
-        alternatives(out, [{"required": [name]} for name in known])
+        conjoin_last(out, [{"required": [name]} for name in known])
         how = "proof"
     else:
         how = "rollback"
@@ -136,41 +141,52 @@ def _dependents(low: Lowering, place: Place, out: dict[str, Any]) -> None:
                 conditions.append((keyword, name, {"required": strings(then, place, keyword, name)}))
             else:
                 conditions.append((keyword, name, {"required": [name], "allOf": [then]}))
-    spelled = low.effort.rewrite and len(conditions) <= MAX_ALTERNATIVES
     for keyword, name, then in conditions:
         lowered = low.made(place, then, keyword, name)
-        if spelled:
-            alternatives(out, [{"properties": {name: False}}, lowered])
+        if low.effort.rewrite:
+            conjoin_last(out, [{"properties": {name: False}}, lowered])
             low.note(keyword, "proof")
         else:
             low.judge(place, keyword)
 
 
 def _unevaluated(low: Lowering, place: Place, out: dict[str, Any]) -> None:
+    """The mask allows the names that anything in the node looks at; whether it always looks is judged."""
     further = low.sub(place, place.node["unevaluatedProperties"], "unevaluatedProperties")
     if further is True or "additionalProperties" in place.node:  # then every property is evaluated
         return
-    names = _evaluated(place.node, place) if low.effort.rewrite else None
-    if names is None:
+    names, certain = _evaluated(place.node, place)
+    if names is not None and low.effort.rewrite:
+        conjoin_last(out, [{"properties": dict.fromkeys(names, True), "additionalProperties": further}])
+    if names is not None and certain and low.effort.rewrite:
+        low.note("unevaluatedProperties", "proof")
+    else:
         low.judge(place, "unevaluatedProperties")
-        return
-    conjoin(out, {"properties": dict.fromkeys(names, True), "additionalProperties": further})
-    low.note("unevaluatedProperties", "proof")
 
 
-def _evaluated(node: Json, place: Place, depth: int = 0) -> list[str] | None:
-    """The names that ``node`` looks at in every case, or None where that depends on the value."""
+def _evaluated(node: Json, place: Place, depth: int = 0) -> tuple[list[str] | None, bool]:
+    """The names that ``node`` looks at (None: any), and whether it does so whatever the value is."""
     if not isinstance(node, dict):
-        return []
-    if depth > 8 or not node.keys().isdisjoint(IN_PLACE - {"$ref", "allOf", "not"} | {"patternProperties"}):
-        return None
-    if depth and not node.keys().isdisjoint(("additionalProperties", "unevaluatedProperties")):
-        return None
-    names: list[str] | None = list(node.get("properties", ()))
-    inner = list(node.get("allOf", ()))
+        return [], True
+    open_ended = depth and not node.keys().isdisjoint(("additionalProperties", "unevaluatedProperties"))
+    if depth > 8 or open_ended or not node.keys().isdisjoint(("patternProperties", "$dynamicRef", "$recursiveRef")):
+        return None, False
+    names = list(node.get("properties", ()))
+    certain = node.keys().isdisjoint(IN_PLACE - {"$ref", "allOf", "not"})
+    for schema in _in_place(node, place):
+        more, always = _evaluated(schema, place, depth + 1)
+        if more is None:
+            return None, False
+        names += more
+        certain = certain and always
+    return names, certain
+
+
+def _in_place(node: Json, place: Place) -> Iterator[Json]:
+    """What is looked at, always or in some cases, for the same value."""
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        yield from node.get(keyword, ())
+    yield from (node[keyword] for keyword in ("if", "then", "else") if keyword in node)
+    yield from node.get("dependentSchemas", {}).values()
     if "$ref" in node:
-        inner.append(place.scope.look_up(node["$ref"])[0])
-    for schema in inner:
-        more = _evaluated(schema, place, depth + 1)
-        names = None if more is None or names is None else names + more
-    return names
+        yield place.scope.look_up(node["$ref"])[0]

@@ -70,9 +70,11 @@ def strings(low: Lowering, place: Place, out: dict[str, Any]) -> None:
 
 
 def _pattern(low: Lowering, place: Place, out: dict[str, Any]) -> None:
-    found = pattern(place.node["pattern"], place.at("pattern"))
+    found = pattern(low, place.node["pattern"], place.at("pattern"))
     if found.portable is None:
         low.judge(place, "pattern")
+        if low.effort.rewrite:
+            out["pattern"] = found.loose
         return
     out["pattern"] = found.portable
     for more in found.conditions:

@@ -40,11 +40,12 @@ class Effort:
 @dataclass(frozen=True)
 class Lowered:
     """``mask`` for the mask engine; ``how`` each keyword is enforced; ``judged`` the ids of the nodes of the source
-    that the mask does not fully enforce."""
+    that the mask does not fully enforce; ``patterns`` all patterns with their pointers."""
 
     mask: dict[str, Any]
     how: dict[str, str]
     judged: frozenset[int]
+    patterns: tuple[tuple[str, Pattern], ...]
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Lowering:
     groups: Groups
     how: dict[str, str] = field(default_factory=dict)
     judged: set[int] = field(default_factory=set)
+    patterns: list[tuple[str, Pattern]] = field(default_factory=list)
     _made: list[Any] = field(default_factory=list)
     """Schemas made on the way, kept alive so that no id is given out twice."""
     _names: dict[int, str] = field(default_factory=dict)
@@ -92,13 +94,16 @@ class Lowering:
         while self._todo:
             name, node, inner, pointer = self._todo.pop()
             defs[name] = self.schema(node, inner, pointer, 0)
-        return Lowered({**mask, "$defs": defs} if defs else mask, self.how, frozenset(self.judged))
+        return Lowered(
+            {**mask, "$defs": defs} if defs else mask, self.how, frozenset(self.judged), tuple(self.patterns)
+        )
 
     def schema(self, node: Json, scope: Scope, pointer: str, depth: int) -> Schema:
         if isinstance(node, bool):
             return node
         if not isinstance(node, dict):
             refuse("a schema must be an object or a boolean", pointer)
+        node.pop("$schema", None)  # the dialect is known, and jsonschema would switch to its own validators here
         self._count += 1
         if depth > MAX_DEPTH or self._count > MAX_NODES:
             refuse(f"more than {MAX_DEPTH} levels or {MAX_NODES} nodes", pointer, "limit")
@@ -111,24 +116,41 @@ class Lowering:
                     break
         if not self.effort.merge:
             self._separate(place, out)
-        return False if out.pop(NEVER, False) else _in_order_of(node, out)
+        return False if out.pop(NEVER, False) else _ordered(node, out)
 
     def _separate(self, place: Place, out: dict[str, Any]) -> None:
-        beside = out.keys() - COMBINING
-        if COMBINING.isdisjoint(out) or not beside:
+        """Leave the mask a node's own keywords or the first thing that combines others, and judge the rest."""
+        combining = [keyword for keyword in COMBINING if keyword in out]
+        own = out.keys() - {NEVER, LAST, *combining}
+        if not combining or not (own or len(combining) > 1 or len(out.get("allOf", ())) > 1):
             return
-        for keyword in beside - {NEVER}:
+        dropped = combining if "properties" in own else [*own, *combining[1:]]
+        if "properties" not in own and len(out.get("allOf", ())) > 1:
+            out["allOf"] = out["allOf"][:1]
+            self.judge(place, "allOf")
+            self.judge_parts(place.node.get("allOf"))
+        for keyword in dropped:
             del out[keyword]
             self.judge(place, keyword)
+            self.judge_parts(place.node.get(keyword))
+
+    def judge_parts(self, parts: Json) -> None:
+        """Judge the schemas of properties or items by themselves, too, so that a fault shows early."""
+        several = parts.values() if isinstance(parts, dict) else parts if isinstance(parts, list) else ()
+        self.judged.update(id(part) for part in (parts, *several) if isinstance(part, dict))
 
     def sub(self, place: Place, value: Json, *names: str | int) -> Schema:
         """Lower the subschema ``value`` found at ``names`` below ``place``."""
         return self.schema(value, place.scope, place.at(*names), place.depth + 1)
 
     def made(self, place: Place, schema: Schema, *names: str | int) -> Schema:
-        """Lower a schema that was made on the way, not found in the source."""
+        """Lower a schema that was made on the way: what is to be judged in it is judged with ``place``."""
         self._made.append(schema)
-        return self.sub(place, schema, *names)
+        known = len(self.judged)
+        lowered = self.sub(place, schema, *names)
+        if len(self.judged) > known:
+            self.judged.add(id(place.node))
+        return lowered
 
     def note(self, keyword: str, how: str) -> None:
         self.how[keyword] = max(self.how.get(keyword, "annotation"), how, key=HOW.index)
@@ -145,17 +167,21 @@ class Lowering:
         return f"#/$defs/{self._names[id(node)]}"
 
 
-def _in_order_of(node: dict[str, Any], out: dict[str, Any]) -> dict[str, Any]:
+def _ordered(node: dict[str, Any], out: dict[str, Any]) -> dict[str, Any]:
     """The mask engine lets properties appear in the order in which it meets them: keep that of the source, but let
-    the branches of anyOf and oneOf, which mostly repeat some of a node's properties, come last."""
+    branches and conditions, which mostly repeat some of a node's properties, come last."""
+    last = out.pop(LAST, [])
     first = {keyword: out[keyword] for keyword in node if keyword in out and keyword not in ("anyOf", "oneOf")}
-    return first | out
+    ordered = first | out
+    if last and "allOf" in ordered:
+        return {"allOf": [ordered, *last]}
+    return {**ordered, "allOf": last} if last else ordered
 
 
-COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
 REF = frozenset({"$ref"})
-NEVER = "never"
-"""A mark in a node that is being lowered: nothing can satisfy it."""
+NEVER, LAST = "never", "last"
+"""Marks in a node that is being lowered: nothing can satisfy it; what is to come last in its allOf."""
 
 
 def conjoin(out: dict[str, Any], schema: Schema) -> None:
@@ -177,6 +203,16 @@ def alternatives(out: dict[str, Any], branches: Sequence[Schema]) -> None:
         conjoin(out, {"anyOf": useful})
     else:
         out["anyOf"] = useful
+
+
+def conjoin_last(out: dict[str, Any], branches: Sequence[Schema]) -> None:
+    """Make one of ``branches`` hold as well, looked at after everything else."""
+    both: dict[str, Any] = {}
+    alternatives(both, branches)
+    if both.pop(NEVER, False):
+        out[NEVER] = True
+    elif both:
+        out.setdefault(LAST, []).append(both)
 
 
 # --------------------------------------------------------------------------------------------------- checks of values
@@ -216,10 +252,12 @@ def number(place: Place, keyword: str) -> float:
     return value
 
 
-def pattern(text: Json, pointer: str) -> Pattern:
+def pattern(low: Lowering, text: Json, pointer: str) -> Pattern:
     if not isinstance(text, str):
         refuse("a pattern must be a string", pointer)
     try:
-        return translate(text)
+        found = translate(text)
     except GrammarError as error:
-        raise GrammarError(f"json_schema at {pointer}: {error}", param="json_schema", pointer=pointer) from None
+        refuse(str(error), pointer)
+    low.patterns.append((pointer, found))
+    return found

@@ -1,0 +1,86 @@
+"""A JSON Schema constraint, from its text to what a request needs: a mask, a judge, a validation."""
+
+from __future__ import annotations
+
+import graphlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sglite.errors import GrammarError
+from sglite.protocol import Constraint
+from sglite.runtime.grammar.base import MaskGrammar
+from sglite.runtime.grammar.judge import SchemaJudge
+from sglite.runtime.grammar.lower import EFFORTS, UNWRITTEN, lower
+from sglite.runtime.grammar.lowering import Lowered
+from sglite.runtime.grammar.refs import Dialect, Json, Scope, dialect_of, refuse, root_scope
+from sglite.runtime.grammar.spots import Atlas
+from sglite.runtime.grammar.validation import Validation
+
+CONDITIONS = ("if", "not", "dependencies", "dependentRequired", "dependentSchemas", "minProperties")
+MAX_CONDITIONS = 4
+"""With more of them none is spelled out as alternatives: where they meet in one object, each doubles it."""
+
+
+@dataclass(frozen=True)
+class SchemaPlan:
+    """``masks`` allows at least the schema's values; ``judge`` sees to the rest, and is None where there is none;
+    ``validation`` checks finished answers; ``how`` says for each keyword how it is enforced."""
+
+    masks: MaskGrammar
+    mask_schema: dict[str, Any]
+    judge: SchemaJudge | None
+    validation: Validation
+    how: dict[str, str]
+
+
+def plan_schema(source: str, compile: Callable[[Constraint], MaskGrammar]) -> SchemaPlan:
+    """``source`` is the schema as compact JSON; ``compile`` the mask engine. Raises GrammarError."""
+    schema = json.loads(source)
+    dialect = dialect_of(schema, source)
+    scope = root_scope(schema, source, dialect)
+    conditions = sum(source.count(f'"{keyword}":') for keyword in CONDITIONS)
+    lowered, masks = _masks(schema, scope, dialect, conditions, compile)
+    atlas = Atlas(schema, scope, dialect, lowered.judged)
+    if '"$ref"' in source:
+        _refuse_cycles(atlas)
+    validation = Validation(schema, dialect)
+    judge = SchemaJudge(atlas, validation) if lowered.judged else None
+    return SchemaPlan(masks, lowered.mask, judge, validation, lowered.how)
+
+
+def _masks(
+    schema: Json, scope: Scope, dialect: Dialect, conditions: int, compile: Callable[[Constraint], MaskGrammar]
+) -> tuple[Lowered, MaskGrammar]:
+    """Ask for as much as the mask engine can do. What it proves unsatisfiable is: the mask allows no less."""
+    refusal: GrammarError | None = None
+    for effort in EFFORTS if conditions <= MAX_CONDITIONS else UNWRITTEN:
+        lowered = lower(schema, scope, dialect, effort)
+        try:
+            return lowered, compile(Constraint("json_schema", json.dumps(lowered.mask, ensure_ascii=False)))
+        except GrammarError as error:
+            if error.kind == "malformed":
+                _blame_pattern(lowered)
+            if error.kind in ("malformed", "unsatisfiable"):
+                raise
+            refusal = error
+    assert refusal is not None
+    raise refusal
+
+
+def _blame_pattern(lowered: Lowered) -> None:
+    for pointer, pattern in lowered.patterns:
+        try:
+            pattern.check()
+        except GrammarError as error:
+            refuse(str(error), pointer)
+
+
+def _refuse_cycles(atlas: Atlas) -> None:
+    """A node that leads back to itself without going into a value means nothing, and checking it never ends."""
+    graph = {id(placed[0]): [id(node) for node, _ in atlas.same_value(placed)] for placed in atlas.nodes()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError:
+        refuse("a reference leads back to itself without going into a value", "")
