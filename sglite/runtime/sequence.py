@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 class Status(Enum):
+    NEW = "new"
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -44,7 +45,7 @@ class Sequence:
     rank: tuple[int, ...] = ()
     """Place in line, by the scheduler's policy: the least goes first."""
 
-    status: Status = Status.WAITING
+    status: Status = Status.NEW
     slot: int = -1
     computed: int = 0
     cached: int = 0
