@@ -206,3 +206,8 @@ def test_what_clients_ask_before_they_start(call: Callable[..., httpx.Response],
     assert call("POST", "/flush_cache", json={"empty_cache": True}).status_code == 200
     assert call("POST", "/flush_cache").status_code == 200
     assert backend.flushed == 2
+
+
+def test_joining_forks_needs_nothing_of_us(post: Post) -> None:
+    assert post("/concate_and_append_request", {"src_rids": ["a", "b"], "dst_rid": "c"}).status_code == 200
+    assert post("/concate_and_append_request", {"src_rids": "a", "dst_rid": "c"}).status_code == 400

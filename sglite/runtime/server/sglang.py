@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from sglite.protocol import GenerateRequest, SamplingParams, Text
 from sglite.runtime.server import fields as f
@@ -45,3 +45,14 @@ async def abort_request(body: Abort, context: Ctx) -> dict[str, Any]:
         return {"success": True, "aborted": context.abort_all()}
     context.abort(body.rid)
     return {"success": True, "aborted": 1}
+
+
+class Concatenation(f.Body):
+    src_rids: Annotated[list[str], Field(max_length=f.MAX_PROMPTS)]
+    dst_rid: str
+
+
+@router.post("/concate_and_append_request")
+async def concatenate(body: Concatenation) -> dict[str, Any]:
+    """A hint of SGLang's frontend that it joins forks' texts. Their prefixes are found without it: nothing to do."""
+    return {"success": True}
