@@ -154,11 +154,11 @@ class Scheduler:
             self._enqueue(sequence)
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """End a sequence, whatever it is doing; for one that has ended, do nothing.
+        """End a sequence, whatever it is doing; for one that has ended or was never submitted, do nothing.
 
         Its computed whole pages stay in the prefix cache, or with ``keep=False`` only those that already were.
         """
-        if sequence.status is Status.FINISHED:
+        if sequence.status in (Status.NEW, Status.FINISHED):
             return
         lease = None
         if sequence.status is Status.WAITING:
