@@ -49,6 +49,8 @@ class EngineThread:
         self._close = close
         self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._closed = False
+        self._door = threading.Lock()
+        """Held while something is put into the inbox, so that nothing comes in behind the order to stop."""
         self._thread = threading.Thread(target=self._run, name="sglite-engine", daemon=True)
         self._thread.start()
 
@@ -58,9 +60,10 @@ class EngineThread:
 
     def send(self, command: Command) -> None:
         """Have the engine thread run it before its next step. Raises UnavailableError after ``stop``."""
-        if self._closed:
-            raise UnavailableError("the engine is closed")
-        self._inbox.put(command)
+        with self._door:
+            if self._closed:
+                raise UnavailableError("the engine is closed")
+            self._inbox.put(command)
 
     def ask(self, question: Callable[[], T]) -> Future[T]:
         """Like ``send``, with an answer."""
@@ -70,7 +73,7 @@ class EngineThread:
 
     def stop(self) -> None:
         """End every request with UnavailableError, and the thread. Safe to call twice."""
-        if not self._closed:
+        with self._door:
             self._closed = True
             self._inbox.put(None)
         if threading.current_thread() is not self._thread:
@@ -82,10 +85,19 @@ class EngineThread:
                 self._step()
                 self.outbox.flush()
         finally:
-            self._closed = True
+            self._shut()
             self._core.fail_all(UnavailableError("the engine is closed"))
             self.outbox.flush()
             self._close()
+
+    def _shut(self) -> None:
+        """Whatever came in before the door closed still gets its answer."""
+        with self._door:
+            self._closed = True
+        while not self._inbox.empty():
+            command = self._inbox.get()
+            if command is not None:
+                self._contained(command)
 
     def _drain(self) -> bool:
         """Run the waiting commands; with nothing to compute, sleep until there is one. False: stop."""
