@@ -42,10 +42,14 @@ class InvalidRequestError(SgliteError):
 
 
 class ContextLengthError(InvalidRequestError):
+    """The prompt, with at least one new token, does not fit the model's context."""
+
     code = "context_length_exceeded"
 
 
 class CapacityError(InvalidRequestError):
+    """The request could not fit the KV pool even if it were alone."""
+
     code = "kv_capacity_exceeded"
 
 
@@ -72,10 +76,14 @@ class GrammarError(InvalidRequestError):
 
 
 class UnsupportedError(InvalidRequestError):
+    """The backend or the model lacks what the request needs; ``param`` names it."""
+
     code = "unsupported"
 
 
 class NotFoundError(SgliteError):
+    """A name that nobody knows: a model, an adapter, a request, a file."""
+
     code = "not_found"
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -84,18 +92,26 @@ class NotFoundError(SgliteError):
 
 
 class ConfigError(SgliteError):
+    """An option of the engine, the server or the command line that cannot work."""
+
     code = "bad_config"
 
 
 class ModelLoadError(SgliteError):
+    """Files of a model that are missing, damaged or not supported."""
+
     code = "model_load_failed"
 
 
 class OverloadedError(SgliteError):
+    """The queue is full; the same request may be accepted later."""
+
     code = "overloaded"
 
 
 class UnavailableError(SgliteError):
+    """Nobody is there to answer: loading, draining, closed, or not reachable."""
+
     code = "unavailable"
 
 
@@ -110,12 +126,18 @@ class RequestError(SgliteError):
 
 
 class AbortedError(RequestError):
+    """Somebody cancelled the request."""
+
     code = "aborted"
 
 
 class DeadlineError(RequestError):
+    """The request's deadline passed before its answer was complete."""
+
     code = "deadline_exceeded"
 
 
 class ProgramError(SgliteError):
+    """A program used the language wrongly: an unknown variable, a group joined twice, turns inside each other."""
+
     code = "program_error"
