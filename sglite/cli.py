@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,14 @@ CHAT_EXAMPLES = """examples:
   echo "What is the capital of France?" | sglite chat --temperature 0
   sglite chat --backend http://127.0.0.1:30000
 """
+BATCH_EXAMPLES = """examples:
+  sglite batch in.jsonl -o out.jsonl
+  sglite batch in.jsonl -o out.jsonl --resume --concurrency 64
+
+A line of the input, and one of the output:
+  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 50}}
+  {"custom_id": "a", "response": {"status_code": 200, "body": {...}}, ...}
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,6 +103,12 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest answer (default: 512)")
     chat.add_argument("--temperature", type=float, default=0.7, metavar="X", help="0 is greedy (default: 0.7)")
     _backend_options(chat)
+    batch = _command(commands, "batch", batch_command, "answer a file of requests", BATCH_EXAMPLES)
+    batch.add_argument("input", type=Path, help="a JSONL file, as for OpenAI's batches")
+    batch.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where the answers go")
+    batch.add_argument("--resume", action="store_true", help="go on where the output of an earlier run ends")
+    batch.add_argument("--concurrency", type=_positive, default=32, metavar="N", help="requests at once (default: 32)")
+    _backend_options(batch)
     models = _command(commands, "models", models_command, "list the known models", "")
     models.add_argument("--json", action="store_true", help="print JSON")
     return top
@@ -113,6 +128,13 @@ def _command(
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")
     made.set_defaults(command=run)
     return made
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
 
 
 def _backend_options(made: argparse.ArgumentParser) -> None:
@@ -138,6 +160,7 @@ def _place(error: SgliteError) -> str:
 
 def serve_command(options: argparse.Namespace) -> int:
     from sglite.runtime.server.runner import listen, serve_on
+    from sglite.runtime.server.store import open_store
 
     if options.config is not None:
         add_file(options.config, [ServerConfig, EngineConfig], options)
@@ -145,8 +168,8 @@ def serve_command(options: argparse.Namespace) -> int:
     if options.end_with_stdin:
         _end_with_stdin()
     # The socket first: a port in use is known in no time, while a model takes seconds to load.
-    with listen(config) as listener, _engine(options) as engine:
-        serve_on(listener, engine, config, _announce)
+    with listen(config) as listener, open_store(_data_folder(config)) as store, _engine(options) as engine:
+        serve_on(listener, engine, config, store, _announce)
     return 0
 
 
@@ -155,6 +178,13 @@ def _with_keys(config: ServerConfig) -> ServerConfig:
     keys = tuple(key.strip() for key in os.environ.get("SGLITE_API_KEYS", "").split(",") if key.strip())
     admin = os.environ.get("SGLITE_ADMIN_KEY", "")
     return replace(config, api_keys=config.api_keys or keys, admin_key=config.admin_key or admin)
+
+
+def _data_folder(config: ServerConfig) -> str:
+    """A server on a port of its own finds its batches again after a restart; one on any free port keeps none."""
+    from sglite.runtime.hub import cache_folder
+
+    return config.data_folder or (str(cache_folder() / f"server-{config.port}") if config.port else "")
 
 
 def _announce(url: str) -> None:
@@ -211,6 +241,31 @@ def chat_command(options: argparse.Namespace) -> int:
         _backend(options), options.system, max_new_tokens=options.max_tokens, temperature=options.temperature
     )
     return talk(conversation, sys.stdin, sys.stdout)
+
+
+def batch_command(options: argparse.Namespace) -> int:
+    """1 when a request failed: the output says which and why."""
+    import asyncio
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from sglite.runtime.server.batchfile import read_requests, run_file
+
+    requests = read_requests(options.input, options.output, resume=options.resume)
+    backend = _backend(options)
+
+    async def run(done: Callable[[object], None]) -> Counter[str]:
+        try:
+            return await run_file(backend, requests, options.output, concurrency=options.concurrency, done=done)
+        finally:
+            await backend.aclose()
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("requests", total=len(requests))
+        counts = asyncio.run(run(lambda _: progress.advance(task)))
+    print(f"sglite: {counts['completed']} completed, {counts['failed']} failed: {options.output}", file=sys.stderr)
+    return 1 if counts["failed"] else 0
 
 
 def models_command(options: argparse.Namespace) -> int:

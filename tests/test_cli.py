@@ -59,7 +59,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
     assert "examples:" in text
-    for command in ("serve", "run", "chat", "models"):
+    for command in ("serve", "run", "chat", "batch", "models"):
         assert command in text
         assert run(command, "--help") == 0
     assert run("--version") == 0
@@ -252,6 +252,53 @@ def test_chat_in_a_pipe_ends_with_its_error(capsys: pytest.CaptureFixture[str], 
     assert run("chat", "--backend", "http://127.0.0.1:9") == 1
     assert "cannot reach" in capsys.readouterr().err
     assert run("chat", "--backend", url, "--temperature", "-1") == 1
+
+
+# -------------------------------------------------------------------------------------------------------------- batch
+
+
+def batch_file(path: Path, *texts: str) -> Path:
+    lines = [
+        {"custom_id": text, "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": text}]}}
+        for text in texts
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_batch(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", "a", "b"), tmp_path / "out.jsonl"
+    assert run("batch", str(source), "-o", str(out), "--backend", url) == 0
+    assert "2 completed, 0 failed" in capsys.readouterr().err
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(a["custom_id"] for a in answers) == ["a", "b"]
+    assert answers[0]["response"]["body"]["choices"][0]["message"]["content"] == "hello"
+
+
+def test_batch_goes_on_where_it_ended(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", "a", "b", "c"), tmp_path / "out.jsonl"
+    out.write_text('{"custom_id": "b"}\n{"custom_id": "c", "resp')  # the second was being written
+    assert run("batch", str(source), "-o", str(out), "--backend", url) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert run("batch", str(source), "-o", str(out), "--backend", url, "--resume") == 0
+    assert [json.loads(line)["custom_id"] for line in out.read_text().splitlines()] == ["b", "a", "c"]
+    out.write_text("prose\n")
+    assert run("batch", str(source), "-o", str(out), "--backend", url, "--resume") == 2
+
+
+def test_batch_tells_of_failures(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", "a"), tmp_path / "out.jsonl"
+    source.write_text(source.read_text().replace('"messages"', '"temperature": -1, "messages"'))
+    assert run("batch", str(source), "-o", str(out), "--backend", url) == 1
+    assert "0 completed, 1 failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", '{"custom_id": "a"}', '{"custom_id": "a", "url": "/nope", "body": {}}'])
+def test_batch_with_a_bad_line(tmp_path: Path, text: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.jsonl").write_text(f"\n{text}\n")
+    assert run("batch", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out"), "--backend", url) == 2
+    assert "in.jsonl, line 2: " in capsys.readouterr().err
+    assert run("batch", str(tmp_path / "nope"), "-o", str(tmp_path / "out"), "--backend", url) == 2
 
 
 # ------------------------------------------------------------------------------------------ serve, with the real model

@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
 from fastapi import FastAPI
 
 import sglite
 from sglite.protocol import Backend
-from sglite.runtime.server import chat, completions, failures, native, sglang, status, text, wire
+from sglite.runtime.server import chat, completions, failures, files, native, sglang, status, text, wire
+from sglite.runtime.server.batches import BatchRunner
 from sglite.runtime.server.body import BoundedBody
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.context import Service
 from sglite.runtime.server.door import Door
 from sglite.runtime.server.gate import Gate
+from sglite.runtime.server.store import Store
 from sglite.runtime.server.turnstile import Turnstile
 
 
-def create_app(backend: Backend, config: ServerConfig | None = None) -> FastAPI:
-    """An ASGI app that serves ``backend``. The backend stays the caller's to close."""
+def create_app(backend: Backend, config: ServerConfig | None = None, store: Store | None = None) -> FastAPI:
+    """An ASGI app that serves ``backend``. The backend and the store stay the caller's to close.
+
+    Files and batches need a ``store``, and a host that runs the app's lifespan.
+    """
     config = config or ServerConfig()
-    app = FastAPI(title="sglite", version=sglite.__version__, docs_url=None, redoc_url=None)
-    service = app.state.service = Service(backend, config)
+    service = Service(backend, config)
+    service.batches = BatchRunner(service, store) if store is not None else None
+    app = FastAPI(
+        title="sglite",
+        version=sglite.__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=partial(_lifespan, service.batches),
+    )
+    app.state.service = service
     failures.install(app)
     app.add_middleware(Turnstile, config=config, service=service)  # the innermost
-    app.add_middleware(BoundedBody, config=config)
+    app.add_middleware(BoundedBody, config=config, uploads=files.UPLOADS)
     app.add_middleware(Gate, config=config)
     app.add_middleware(Door, config=config, metrics=service.metrics)
-    for part in (native, completions, chat, text, status, sglang, wire):
+    for part in (native, completions, chat, text, files, status, sglang, wire):
         app.include_router(part.router)
     return app
+
+
+@asynccontextmanager
+async def _lifespan(runner: BatchRunner | None, app: FastAPI) -> AsyncIterator[None]:
+    if runner is None:
+        yield
+        return
+    await runner.start()
+    try:
+        yield
+    finally:
+        await runner.stop()

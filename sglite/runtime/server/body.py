@@ -16,7 +16,7 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 class BoundedBody:
     """ASGI middleware: the whole body is read here, bounded in size and time, and must be JSON.
 
-    ``uploads`` are paths that take multipart forms instead, up to ``config.max_upload`` bytes.
+    ``uploads`` are paths that take multipart forms instead: these are only counted, for the form goes to disk.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig, uploads: frozenset[str] = frozenset()) -> None:
@@ -26,16 +26,17 @@ class BoundedBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in _WITH_BODY:
-            receive = await self._bounded(scope, receive)
+            upload = scope["path"] in self._uploads
+            receive = self._counted(scope, receive) if upload else await self._read(scope, receive)
         await self._app(scope, receive, send)
 
-    async def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+    async def _read(self, scope: Scope, receive: Receive) -> Receive:
         """What replays the body and then tells of a disconnect."""
-        upload = scope["path"] in self._uploads
-        body = await self._read(scope, receive, self._config.max_upload if upload else self._config.max_body)
-        wanted = "multipart/form-data" if upload else "application/json"
-        if body and not _has_type(Headers(scope=scope), wanted):
-            raise refuse(415, f"the content type must be {wanted}", "unsupported_media_type")
+        headers, limit = Headers(scope=scope), self._config.max_body
+        _check_length(headers, limit)
+        body = await self._whole(receive, limit)
+        if body and not _has_type(headers, "application/json"):
+            raise refuse(415, "the content type must be application/json", "unsupported_media_type")
         replayed = False
 
         async def replay() -> Message:
@@ -47,10 +48,7 @@ class BoundedBody:
 
         return replay
 
-    async def _read(self, scope: Scope, receive: Receive, limit: int) -> bytes:
-        length = Headers(scope=scope).get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > limit:
-            raise _too_large(limit)
+    async def _whole(self, receive: Receive, limit: int) -> bytes:
         body = bytearray()
         try:
             async with asyncio.timeout(self._config.read_timeout):
@@ -62,7 +60,39 @@ class BoundedBody:
                     if not message.get("more_body"):
                         return bytes(body)
         except TimeoutError:
-            raise refuse(408, "the request's body did not arrive in time", "request_timeout") from None
+            raise _too_slow() from None
+
+    async def _in_time(self, receive: Receive) -> Message:
+        try:
+            async with asyncio.timeout(self._config.read_timeout):
+                return await receive()
+        except TimeoutError:
+            raise _too_slow() from None
+
+    def _counted(self, scope: Scope, receive: Receive) -> Receive:
+        headers, limit, seen = Headers(scope=scope), self._config.max_upload, 0
+        _check_length(headers, limit)
+        if not _has_type(headers, "multipart/form-data"):
+            raise refuse(415, "the content type must be multipart/form-data", "unsupported_media_type")
+
+        complete = False
+
+        async def counted() -> Message:
+            nonlocal seen, complete
+            message = await (receive() if complete else self._in_time(receive))
+            seen += len(message.get("body", b""))
+            complete = not message.get("more_body")
+            if seen > limit:
+                raise _too_large(limit)
+            return message
+
+        return counted
+
+
+def _check_length(headers: Headers, limit: int) -> None:
+    length = headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > limit:
+        raise _too_large(limit)
 
 
 def _has_type(headers: Headers, wanted: str) -> bool:
@@ -70,6 +100,10 @@ def _has_type(headers: Headers, wanted: str) -> bool:
     return kind == wanted or (
         wanted == "application/json" and kind.startswith("application/") and kind.endswith("+json")
     )
+
+
+def _too_slow() -> Refusal:
+    return refuse(408, "the request's body did not arrive in time", "request_timeout")
 
 
 def _too_large(limit: int) -> Refusal:

@@ -155,11 +155,14 @@ async def _counting_calls(turns: AsyncGenerator[Piece], metrics: Metrics) -> Asy
 @router.post("/v1/chat/completions")
 async def chat_completions(body: ChatCompletion, context: Ctx) -> Response:
     """Answer a conversation."""
-    served = await context.check_model(body.model)
-    call = _Call(body, context, await context.model(), served)
     if body.stream:
-        return EventStream(_events(call), context.config.write_timeout)
-    return Answer(_answer(call))
+        return EventStream(_events(await _call(body, context)), context.config.write_timeout)
+    return Answer(answer(body, context))
+
+
+async def _call(body: ChatCompletion, context: Context) -> _Call:
+    served = await context.check_model(body.model)
+    return _Call(body, context, await context.model(), served)
 
 
 # --------------------------------------------------------------------------------------------------- the whole answer
@@ -198,7 +201,9 @@ class _Choice:
         return {"role": "assistant", "content": content, "refusal": None, **thought, **calls}
 
 
-async def _answer(call: _Call) -> dict[str, Any]:
+async def answer(body: ChatCompletion, context: Context) -> dict[str, Any]:
+    """The answer to a body that asks for no stream."""
+    call = await _call(body, context)
     choices = [_Choice() for _ in range(call.n)]
     async for piece in call.pieces():
         choices[piece.index].add(piece)

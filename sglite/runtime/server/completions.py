@@ -102,13 +102,18 @@ class _Call:
 @router.post("/v1/completions")
 async def completions(body: Completion, context: Ctx) -> Response:
     """Continue one or several prompts."""
-    call = _Call(body, context, await context.check_model(body.model))
     if body.stream:
-        return EventStream(_events(context, call), context.config.write_timeout)
-    return Answer(_answer(context, call))
+        return EventStream(_events(context, await _call(body, context)), context.config.write_timeout)
+    return Answer(answer(body, context))
 
 
-async def _answer(context: Context, call: _Call) -> dict[str, Any]:
+async def _call(body: Completion, context: Context) -> _Call:
+    return _Call(body, context, await context.check_model(body.model))
+
+
+async def answer(body: Completion, context: Context) -> dict[str, Any]:
+    """The answer to a body that asks for no stream."""
+    call = await _call(body, context)
     results = await collect(context.backend, call.requests)
     choices = [call.choice(i, result, index) for i, result in enumerate(results) for index in range(call.n)]
     return {**call.head, "choices": choices, "usage": openai_usage([result.usage for result in results])}

@@ -31,6 +31,8 @@ class ServerConfig:
     max_concurrency: int = _option(4096, "most generation requests at once; more are refused with 429")
     key_concurrency: int = _option(0, "most generation requests at once of one key (0: no limit)")
     rate_limit: int = _option(0, "most generation requests a minute of one key (0: no limit)")
+    data_folder: str = _option("", "where files and batches are kept (default: in the cache folder, by port)")
+    batch_concurrency: int = _option(16, "most requests of a batch at once")
     max_body: int = _option(1 << 20, "largest request body")
     max_upload: int = _option(200 << 20, "largest file that may be uploaded")
     max_headers: int = _option(16 << 10, "largest sum of request headers")

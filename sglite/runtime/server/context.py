@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 
@@ -16,6 +16,9 @@ from sglite.errors import InvalidRequestError, NotFoundError
 from sglite.protocol import Backend, ModelInfo
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.metrics import MeteredBackend, Metrics
+
+if TYPE_CHECKING:
+    from sglite.runtime.server.batches import BatchRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class Service:
         self.config = config
         self.started = time.time()
         self.draining = False
+        self.batches: BatchRunner | None = None
+        """The BatchRunner, where there are files and batches."""
         self.in_flight: dict[tuple[str, str], Flight] = {}
         self._model: ModelInfo | None = None
 
@@ -59,11 +64,12 @@ class Flight:
 
 
 class Context:
-    """One request's view of the service."""
+    """One request's view of the service. ``priority`` is added to what the request asks for."""
 
-    def __init__(self, service: Service, caller: Caller) -> None:
+    def __init__(self, service: Service, caller: Caller, *, priority: int = 0) -> None:
         self.service = service
         self.caller = caller
+        self.priority = priority
         self.backend = service.backend
         self.config = service.config
 

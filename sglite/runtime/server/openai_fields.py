@@ -190,7 +190,7 @@ def make_request(
         sampling=sampling,
         constraint=body.constraint(),
         logprobs=logprobs,
-        priority=priority + (body.priority or 0),
+        priority=context.priority + priority + (body.priority or 0),
         deadline=context.config.request_timeout,
         namespace=context.namespace(body.cache_salt),
     )

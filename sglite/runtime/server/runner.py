@@ -17,6 +17,7 @@ from sglite.protocol import Backend
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.gate import default_hosts
+from sglite.runtime.server.store import Store, open_store
 
 
 def serve(backend: Backend, config: ServerConfig, ready: Callable[[str], None] = lambda url: None) -> None:
@@ -24,16 +25,20 @@ def serve(backend: Backend, config: ServerConfig, ready: Callable[[str], None] =
 
     Raises ConfigError when the address cannot be listened on.
     """
-    with listen(config) as listener:
-        serve_on(listener, backend, config, ready)
+    with listen(config) as listener, open_store(config.data_folder) as store:
+        serve_on(listener, backend, config, store, ready)
 
 
 def serve_on(
-    listener: socket.socket, backend: Backend, config: ServerConfig, ready: Callable[[str], None] = lambda url: None
+    listener: socket.socket,
+    backend: Backend,
+    config: ServerConfig,
+    store: Store | None = None,
+    ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Like ``serve``, on a socket that listens already."""
+    """Like ``serve``, on a socket that listens and a store that is open already."""
     with _ending_is_no_error():
-        _Server(backend, config, lambda: ready(url_of(listener))).run(sockets=[listener])
+        _Server(backend, config, store, lambda: ready(url_of(listener))).run(sockets=[listener])
 
 
 @contextmanager
@@ -55,8 +60,8 @@ def running(backend: Backend, config: ServerConfig | None = None) -> Iterator[st
     """Serve from a thread of this process, for tests and notebooks; gives the URL. Any free port by default."""
     config = config or ServerConfig(port=0)
     started = threading.Event()
-    with listen(config) as listener:
-        server = _Server(backend, config, started.set)
+    with listen(config) as listener, open_store(config.data_folder) as store:
+        server = _Server(backend, config, store, started.set)
         thread = threading.Thread(target=server.run, args=([listener],), name="sglite-server", daemon=True)
         thread.start()
         started.wait()
@@ -92,15 +97,15 @@ def url_of(listener: socket.socket) -> str:
 class _Server(uvicorn.Server):
     """uvicorn, which tells when it accepts connections, and for which a second signal of any kind means now."""
 
-    def __init__(self, backend: Backend, config: ServerConfig, ready: Callable[[], None]) -> None:
+    def __init__(self, backend: Backend, config: ServerConfig, store: Store | None, ready: Callable[[], None]) -> None:
         self._ready = ready
         config = replace(config, allowed_hosts=config.allowed_hosts or default_hosts(config.host))
         super().__init__(
             uvicorn.Config(
-                create_app(backend, config),
+                create_app(backend, config, store),
                 log_config=None,
                 access_log=False,
-                lifespan="off",
+                lifespan="on",
                 server_header=False,
                 ws="none",
                 h11_max_incomplete_event_size=2 * config.max_headers,
