@@ -78,16 +78,18 @@ def gen(
             "return_text_in_logprobs": return_text_in_logprobs,
         }
     )
-    wanted = {"dtype": dtype, "choices": choices, "regex": regex, "json_schema": json_schema, "schema": schema}
-    kinds = [argument for argument, value in wanted.items() if value is not None]
-    _name(name)
-    if len(kinds) > 1:
-        raise ProgramError(f"gen({name!r}): {kinds[0]} and {kinds[1]} cannot be combined; at most one shapes the text")
+    _check_name(name)
+    shapes = {"dtype": dtype, "choices": choices, "regex": regex, "json_schema": json_schema, "schema": schema}
+    wanted = [argument for argument, value in shapes.items() if value is not None]
+    if len(wanted) > 1:
+        raise ProgramError(
+            f"gen({name!r}): {wanted[0]} and {wanted[1]} cannot be combined; at most one shapes the text"
+        )
     if choices is not None:
         return _choose(name, choices, choices_method, given)
     if choices_method is not None:
         raise ProgramError(f"gen({name!r}): choices_method needs choices")
-    return _SHAPES[kinds[0]](name, given, wanted[kinds[0]]) if kinds else Gen(name, tuple(given.items()))
+    return _SHAPES[wanted[0]](name, given, shapes[wanted[0]]) if wanted else Gen(name, tuple(given.items()))
 
 
 class GenOptions(TypedDict, total=False):
@@ -143,7 +145,7 @@ def select(
     ``choices_method`` is ``token_length_normalized`` (the default), ``greedy_token_selection``,
     ``unconditional_likelihood_normalized`` or ``exact``; scores are in ``s.get_meta_info(name)``.
     """
-    _name(name)
+    _check_name(name)
     texts = _choices(choices)
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= 100:
         raise ProgramError(f"select: temperature must be a number from 0 to 100, not {temperature!r}")
@@ -202,7 +204,7 @@ _SHAPES: dict[str, Callable[[str | None, dict[str, Any], Any], Gen]] = {
 }
 
 
-def _name(name: Any) -> None:
+def _check_name(name: Any) -> None:
     if name is not None and (not isinstance(name, str) or not name):
         raise ProgramError(f"the name of a variable must be a text that is not empty, not {name!r}")
 

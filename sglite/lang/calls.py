@@ -48,13 +48,15 @@ class Call:
         """Puts the samples' usage in; the prompt's part is shared by all of them."""
         if not usages:
             return
-        self.prompt_tokens = max(usage.prompt_tokens for usage in usages)
-        self.cached_tokens = max(usage.cached_tokens for usage in usages)
-        self.new_tokens = sum(usage.completion_tokens for usage in usages)
-        self.forced_tokens = sum(usage.forced_tokens for usage in usages)
-        self.queue_time = max(usage.queue_time for usage in usages)
-        self.prefill_time = max(usage.prefill_time for usage in usages)
-        self.decode_time = max(usage.decode_time for usage in usages)
+        first, *others = usages
+        self.prompt_tokens, self.cached_tokens = first.prompt_tokens, first.cached_tokens
+        self.new_tokens, self.forced_tokens = first.completion_tokens, first.forced_tokens
+        self.queue_time, self.prefill_time, self.decode_time = first.queue_time, first.prefill_time, first.decode_time
+        for usage in others:
+            self.cached_tokens = max(self.cached_tokens, usage.cached_tokens)
+            self.new_tokens += usage.completion_tokens
+            self.forced_tokens += usage.forced_tokens
+            self.decode_time = max(self.decode_time, usage.decode_time)
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "notes": list(self.notes), "tokens_per_second": self.tokens_per_second}

@@ -81,11 +81,12 @@ class Generation:
             async for chunk in stream:
                 self._take(chunk)
             self._check()
-        except Exception as error:
-            self.call.error = str(error) or type(error).__name__
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self.call.error = str(error) or type(error).__name__
+            await _close(stream)
             raise
         finally:
-            await _close(stream)
             self._record()
 
     def stop(self) -> None:
@@ -120,8 +121,11 @@ class Generation:
         if self.call.ttft is None:
             self.call.ttft = time.perf_counter() - self._began
         said, thought = self.samples[chunk.index].take(chunk)
-        if chunk.index:
-            return
+        if chunk.index == 0:
+            self._show(said, thought)
+
+    def _show(self, said: str, thought: str) -> None:
+        """Only the first sample streams."""
         if said:
             self._variable.add(said)
             if self._log is not None:
@@ -132,12 +136,13 @@ class Generation:
     def _check(self) -> None:
         for sample in self.samples:
             finish = sample.finish
+            if finish is not None and finish.reason in ("stop", "length"):
+                continue
             if finish is None:
                 raise RequestError("the backend ended its answer without saying why", request_id=self.call.request_id)
             if finish.reason == "abort":
                 raise AbortedError(finish.message or "aborted by the backend", request_id=self.call.request_id)
-            if finish.reason == "error":
-                raise RequestError(finish.message or "failed in the backend", request_id=self.call.request_id)
+            raise RequestError(finish.message or "failed in the backend", request_id=self.call.request_id)
 
     def _record(self) -> None:
         call = self.call

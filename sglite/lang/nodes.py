@@ -13,8 +13,8 @@ from sglite.errors import ProgramError
 from sglite.protocol import Constraint
 
 if TYPE_CHECKING:
+    from sglite.lang.branch import Branch
     from sglite.lang.choices import ChoicesMethod
-    from sglite.lang.interpreter import Branch
     from sglite.lang.variables import Variable
 
 Appendable = Union[str, "Expr"]
@@ -136,7 +136,5 @@ def role(name: str, expr: Appendable | None = None) -> Row:
     return Row((RoleBegin(name), *(() if expr is None else flatten(expr)), RoleEnd(name)))
 
 
-def as_strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
+def as_strings(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)

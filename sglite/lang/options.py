@@ -80,14 +80,15 @@ NAMES = SAMPLING | LOGPROBS
 
 
 def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the author really set, in the protocol's types. Raises for values of a wrong type."""
+    """What the author really set, in the protocol's types. Raises ProgramError for switches that are no booleans."""
     given = {name: value for name, value in values.items() if value is not None}
-    for name in ("stop", "stop_regex"):
-        if name in given:
-            given[name] = as_strings(name, given[name])
-    if "stop_token_ids" in given:
-        given["stop_token_ids"] = tuple(given["stop_token_ids"])
-    for name in ("return_logprob", "return_text_in_logprobs", "ignore_eos"):
-        if not isinstance(given.get(name, False), bool):
+    for name in given.keys() & _LISTS:
+        given[name] = as_strings(given[name]) if name != "stop_token_ids" else tuple(given[name])
+    for name in given.keys() & _SWITCHES:
+        if not isinstance(given[name], bool):
             raise ProgramError(f"{name} must be True or False, not {given[name]!r}")
     return given
+
+
+_LISTS = frozenset({"stop", "stop_regex", "stop_token_ids"})
+_SWITCHES = frozenset({"return_logprob", "return_text_in_logprobs", "ignore_eos"})

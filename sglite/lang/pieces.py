@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sglite.lang.interpreter import Branch
+from sglite.lang.branch import Branch
 from sglite.lang.variables import Variable, again
 from sglite.lang.waiting import Home, Signal
 

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from sglite.errors import SgliteError
-from sglite.lang.interpreter import Branch
+from sglite.lang.branch import Branch
 from sglite.lang.options import Options
 from sglite.lang.requests import sendable
 from sglite.lang.run import Run
@@ -51,7 +51,7 @@ async def _prefix(program: Program, backend: Backend, home: Home) -> tuple[Run, 
     await run.load()
     branch = Branch(run, "")
     branch.append(constant_prefix(program), None)
-    return run, branch.prompt()
+    return run, branch.transcript.prompt()
 
 
 async def _prefill(run: Run, prompt: Prompt) -> None:

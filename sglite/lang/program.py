@@ -12,7 +12,7 @@ from typing import Any, overload
 from sglite.errors import ProgramError, UnsupportedError
 from sglite.lang.batch import run_batch
 from sglite.lang.bodies import await_body, bodies, ended, run_in_task, run_in_thread
-from sglite.lang.interpreter import Branch
+from sglite.lang.branch import Branch
 from sglite.lang.options import NAMES, Options, given_options
 from sglite.lang.prefix import cache
 from sglite.lang.run import Run, as_backend
@@ -187,7 +187,7 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature:
 
 def make_options(given: Mapping[str, Any]) -> Options:
     """Raises ProgramError for names that are no options."""
-    unknown = sorted(set(given) - NAMES)
+    unknown = sorted(given.keys() - NAMES)
     if unknown:
         raise ProgramError(f"unknown option {unknown[0]!r}; known: {', '.join(sorted(NAMES))}")
-    return _DEFAULTS.over(given_options(given))
+    return _DEFAULTS.over(given_options(given)) if given else _DEFAULTS

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglite.errors import ProgramError, SgliteError, UnsupportedError
 from sglite.lang import nodes as n
-from sglite.lang.interpreter import Branch
+from sglite.lang.branch import Branch
 from sglite.lang.pieces import branch_pieces, variable_pieces
 from sglite.lang.variables import Site, Variable, again, unknown
 
@@ -111,8 +111,9 @@ class ProgramState:
 
     async def get(self, name: str) -> Any:
         """``s[name]`` for ``async def`` programs: waits without blocking the loop."""
-        variable = await self._afind(name)
-        await variable.signal.until(variable.is_done)
+        variable = self._branch.variables.get(name) or await self._afind(name)
+        if not variable.done:
+            await variable.signal.until(variable.is_done)
         return variable.read()
 
     async def wait(self) -> None:
@@ -129,12 +130,12 @@ class ProgramState:
     def text(self) -> str:
         """The whole text so far. Raises what the program failed with."""
         self._settle()
-        return self._branch.text()
+        return self._branch.transcript.text()
 
     def messages(self) -> list[dict[str, str]]:
         """The finished turns, as OpenAI messages. Raises what the program failed with."""
         self._settle()
-        return self._branch.messages()
+        return self._branch.turns.messages()
 
     def error(self) -> BaseException | None:
         """What the program failed with, if it did: a generation, or its function."""
@@ -203,7 +204,7 @@ class ProgramState:
     # ---- inside
 
     def _finished(self, name: str, timeout: float | None = None) -> Variable:
-        variable = self._find(name)
+        variable = self._branch.variables.get(name) or self._find(name)
         if not variable.done:
             self._branch.run.home.refuse_blocking(f"reading {name!r}")
             if not variable.signal.block_until(variable.is_done, timeout):

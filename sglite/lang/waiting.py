@@ -90,7 +90,7 @@ class Home:
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
         self.loop = loop
         self.thread = thread
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._working: set[asyncio.Task[Any]] = set()
 
     @property
     def here(self) -> bool:
@@ -106,16 +106,30 @@ class Home:
         except RuntimeError as error:
             raise ProgramError("the event loop of this program is closed") from error
 
-    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """On the loop's thread. The task is kept alive until it ends."""
+    def start(self, coroutine: Coroutine[Any, Any, Any], then: Callable[[Any], None] | None = None) -> Any:
+        """A task on the loop's thread, kept alive until it ends; then ``then`` is called with it."""
         task = self.loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._working.add(task)
+        if then is None:
+            task.add_done_callback(self._working.discard)
+        else:
+            task.add_done_callback(partial(self._ended, then))
         return task
+
+    def _ended(self, then: Callable[[Any], None], task: asyncio.Task[Any]) -> None:
+        self._working.discard(task)
+        then(task)
 
     def refuse_blocking(self, what: str) -> None:
         if self.here:
             raise ProgramError(f"{what} would block the event loop that has to produce it; await it instead")
+
+
+def take_back_cancellation() -> None:
+    """For a task that has caught its own cancellation and goes on."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
 
 
 @lru_cache(1)

@@ -38,6 +38,7 @@ EVERYTHING = Capabilities(
     sampling=frozenset(f.name for f in fields(SamplingParams)),
 )
 
+_STOP = Finish("stop")
 _PIECES = re.compile(r"\s?[^\W\d_]+|\s?\d|\s|[^\w\s]|_")
 
 
@@ -100,8 +101,10 @@ class MockBackend:
         try:
             if self._latency:
                 await asyncio.sleep(self._latency)
-            answer = await self._answer(request)
-            for chunk in self._chunks(request, answer):
+            answer = self._scripted(request)
+            if inspect.isawaitable(answer):
+                answer = await answer
+            for chunk in self._chunks(request, self._allowed(request, answer)):
                 if self._pace:
                     await asyncio.sleep(self._pace)
                 yield chunk
@@ -122,10 +125,8 @@ class MockBackend:
 
     # ---- answers
 
-    async def _answer(self, request: GenerateRequest) -> str:
-        answer: Any = self._scripted(request)
-        if inspect.isawaitable(answer):
-            answer = await answer
+    def _allowed(self, request: GenerateRequest, answer: Any) -> str:
+        """What to say, given the script's answer. Raises the answer when it is an exception."""
         if isinstance(answer, Exception):
             raise answer
         constraint = request.constraint
@@ -149,32 +150,27 @@ class MockBackend:
             return script(request)
         return next(self._answers)
 
-    def _chunks(self, request: GenerateRequest, answer: str) -> Iterator[Chunk]:
+    def _chunks(self, request: GenerateRequest, answer: str) -> list[Chunk]:
         if request.candidates:
-            yield self._scores(request, answer)
-        elif request.sampling.max_new_tokens == 0:
-            yield self._scored_prompt(request)
-        else:
-            for index in range(request.sampling.n):
-                yield from self._sample(request, answer, index)
+            return [self._scores(request, answer)]
+        if request.sampling.max_new_tokens == 0:
+            return [self._scored_prompt(request)]
+        return [chunk for index in range(request.sampling.n) for chunk in self._sample(request, answer, index)]
 
-    def _sample(self, request: GenerateRequest, answer: str, index: int) -> Iterator[Chunk]:
+    def _sample(self, request: GenerateRequest, answer: str, index: int) -> list[Chunk]:
         text, finish = _cut(answer, request.sampling)
-        pieces = _PIECES.findall(text) or [""]
+        pieces = _split(text)
         if len(pieces) > request.sampling.max_new_tokens:
             pieces, finish = pieces[: request.sampling.max_new_tokens], Finish("length")
-        usage = self._usage(request, len(pieces) if text else 0)
-        for at, piece in enumerate(pieces):
-            last = at == len(pieces) - 1
-            yield Chunk(
-                text=piece,
-                ids=(self._id(piece),) if piece else (),
-                index=index,
-                logprobs=(self._logprob(piece),) if request.logprobs is not None and piece else (),
-                prompt_logprobs=self._prompt_logprobs(request) if last else (),
-                finish=finish if last else None,
-                usage=usage if last else None,
-            )
+        chunks = [self._piece(request, piece, index) for piece in pieces[:-1]]
+        end: dict[str, Any] = {"finish": finish, "usage": self._usage(request, len(pieces))}
+        if request.logprobs is not None:
+            end["prompt_logprobs"] = self._prompt_logprobs(request)
+        return [*chunks, self._piece(request, pieces[-1], index, **end) if pieces else Chunk(index=index, **end)]
+
+    def _piece(self, request: GenerateRequest, piece: str, index: int, **end: Any) -> Chunk:
+        logprobs = (self._logprob(piece),) if request.logprobs is not None else ()
+        return Chunk(piece, (self._id(piece),), index, logprobs, **end)
 
     def _scores(self, request: GenerateRequest, answer: str) -> Chunk:
         texts = [text.strip() for text in request.candidates]
@@ -199,7 +195,7 @@ class MockBackend:
         return tuple(known[request.logprobs.prompt_start :])
 
     def _usage(self, request: GenerateRequest, completion: int) -> Usage:
-        count = sum(len(s.ids) if isinstance(s, Tokens) else s.value.count(" ") + 1 for s in request.prompt)
+        count = sum([len(s.ids) if isinstance(s, Tokens) else s.value.count(" ") + 1 for s in request.prompt])
         return Usage(prompt_tokens=count, completion_tokens=completion)
 
     def _logprob(self, piece: str, logprob: float | None = -0.5) -> TokenLogprob:
@@ -228,8 +224,10 @@ def _last_key(script: Mapping[str, Answer], prompt: str) -> Answer:
 
 
 def _cut(answer: str, sampling: SamplingParams) -> tuple[str, Finish]:
+    if not sampling.stop:
+        return answer, _STOP
     hits = [(at, stop) for stop in sampling.stop if (at := answer.find(stop)) >= 0]
     if not hits:
-        return answer, Finish("stop")
+        return answer, _STOP
     at, stop = min(hits)
     return answer[:at], Finish("stop", matched=stop)
