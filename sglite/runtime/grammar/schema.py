@@ -18,9 +18,9 @@ from sglite.runtime.grammar.refs import Dialect, Json, Scope, dialect_of, refuse
 from sglite.runtime.grammar.spots import Atlas
 from sglite.runtime.grammar.validation import Validation
 
-CONDITIONS = ("if", "not", "dependencies", "dependentRequired", "dependentSchemas", "minProperties")
 MAX_CONDITIONS = 4
-"""With more of them none is spelled out as alternatives: where they meet in one object, each doubles it."""
+"""With more of them none is spelled out as alternatives: where they meet in one object, each multiplies it, and with
+some hundred combinations llguidance leaves some out without a word."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ def plan_schema(source: str, compile: Callable[[Constraint], MaskGrammar]) -> Sc
     schema = json.loads(source)
     dialect = dialect_of(schema, source)
     scope = root_scope(schema, source, dialect)
-    conditions = sum(source.count(f'"{keyword}":') for keyword in CONDITIONS)
-    lowered, masks = _masks(schema, scope, dialect, conditions, compile)
+    lowered, masks = _masks(schema, scope, dialect, compile)
     atlas = Atlas(schema, scope, dialect, lowered.judged)
     if '"$ref"' in source:
         _refuse_cycles(atlas)
@@ -51,11 +50,11 @@ def plan_schema(source: str, compile: Callable[[Constraint], MaskGrammar]) -> Sc
 
 
 def _masks(
-    schema: Json, scope: Scope, dialect: Dialect, conditions: int, compile: Callable[[Constraint], MaskGrammar]
+    schema: Json, scope: Scope, dialect: Dialect, compile: Callable[[Constraint], MaskGrammar]
 ) -> tuple[Lowered, MaskGrammar]:
     """Ask for as much as the mask engine can do. What it proves unsatisfiable is: the mask allows no less."""
     refusal: GrammarError | None = None
-    for effort in EFFORTS if conditions <= MAX_CONDITIONS else UNWRITTEN:
+    for effort in EFFORTS if _conditions(schema) <= MAX_CONDITIONS else UNWRITTEN:
         lowered = lower(schema, scope, dialect, effort)
         try:
             return lowered, compile(Constraint("json_schema", json.dumps(lowered.mask, ensure_ascii=False)))
@@ -67,6 +66,20 @@ def _masks(
             refusal = error
     assert refusal is not None
     raise refusal
+
+
+def _conditions(node: Json) -> int:
+    """How many conditions could be spelled out (or a few more: properties may have such names, too)."""
+    if isinstance(node, list):
+        return sum(map(_conditions, node))
+    if not isinstance(node, dict):
+        return 0
+    own = sum(len(node[k]) for k in ("dependencies", "dependentRequired", "dependentSchemas") if _is_map(node.get(k)))
+    return own + sum(k in node for k in ("if", "not", "minProperties")) + sum(map(_conditions, node.values()))
+
+
+def _is_map(value: Json) -> bool:
+    return isinstance(value, dict)
 
 
 def _blame_pattern(lowered: Lowered) -> None:

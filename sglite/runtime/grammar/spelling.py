@@ -38,7 +38,7 @@ def _refuse(word: str) -> Json:
 
 
 def _names(schema: dict[str, Any]) -> dict[str, None]:
-    """Property names in the order in which the mask meets them, roughly."""
+    """Property names in the order in which the mask meets them, roughly: a good guess to begin with."""
     found: dict[str, None] = {}
     seen: set[str] = set()
     todo: list[Json] = [schema]
@@ -69,9 +69,9 @@ class _Speller:
 
     def value(self, matcher: MaskMatcher, value: Json) -> Said:
         if isinstance(value, dict):
-            order = sorted(value, key=lambda name: self.rank.get(name, len(self.rank)))
+            names = sorted(value, key=lambda name: self.rank.get(name, len(self.rank)))
             for inner, said in self._write(matcher, "{"):
-                yield from self._properties(inner, said, value, order, "")
+                yield from self._properties(inner, said, value, names, "")
         elif isinstance(value, list):
             for inner, said in self._write(matcher, "["):
                 yield from self._items(inner, said, value, "")
@@ -82,13 +82,20 @@ class _Speller:
     def _properties(
         self, matcher: MaskMatcher, said: str, value: dict[str, Json], names: list[str], comma: str
     ) -> Said:
+        """The next property is one after which every other that could have been next still can be."""
         if not names:
             yield from self._write(matcher, "}", said)
-        for name in names:
-            for named, so_far in self._write(matcher, f"{comma}{json.dumps(name, ensure_ascii=False)}: ", said):
-                for after, told in self.value(named, value[name]):
+        possible = [name for name in names if self._can_write(matcher, comma + _key(name))]
+        for name in possible:
+            for after, so_far in self._property(matcher, said, comma + _key(name), value[name]):
+                if all(self._can_write(after, ", " + _key(other)) for other in possible if other != name):
                     rest = [other for other in names if other != name]
-                    yield from self._properties(after, so_far + told, value, rest, ", ")
+                    yield from self._properties(after, so_far, value, rest, ", ")
+
+    def _property(self, matcher: MaskMatcher, said: str, key: str, value: Json) -> Said:
+        for named, so_far in self._write(matcher, key, said):
+            for after, told in self.value(named, value):
+                yield after, so_far + told
 
     def _items(self, matcher: MaskMatcher, said: str, items: list[Json], comma: str) -> Said:
         if not items:
@@ -106,6 +113,13 @@ class _Speller:
         copy = matcher.clone()
         if copy.accept(ids):
             yield copy, said + text
+
+    def _can_write(self, matcher: MaskMatcher, text: str) -> bool:
+        return next(self._write(matcher, text), None) is not None
+
+
+def _key(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False) + ": "
 
 
 def _spellings(value: Json) -> list[str]:
