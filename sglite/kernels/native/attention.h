@@ -23,21 +23,22 @@ struct AttentionShape {
   int ratio() const { return heads / kv_heads; }
 };
 
-// Where a chunk's blocks lie: `count` of them, `valid` positions in all.
+// Where a chunk's blocks lie: `count` of them, `valid` positions in all. Values go in pairs of blocks; what is behind
+// the valid positions of a pair is 0.
 struct Chunk {
-  const bf16 *keys[kBlocks], *values[kBlocks];
+  const bf16 *keys[kBlocks], *values[kBlocks / 2];
   int start, count, valid;
 };
 
-// What is known of 16 queries so far: values [16][D] not yet divided by `sum`.
+// What is known of 16 queries so far: values [D / 16][16 queries][16], not yet divided by `sum`.
 struct State {
   alignas(64) float peak[kQueries], sum[kQueries];
-  alignas(64) float values[kQueries * kMaxDim];
+  alignas(64) float values[kMaxDim / kLanes][kQueries][kLanes];
 
   void clear(int dim) {
     std::fill_n(peak, kQueries, kNothing);
     std::fill_n(sum, kQueries, 0.0f);
-    std::fill_n(values, kQueries * dim, 0.0f);
+    std::memset(values, 0, sizeof(values[0]) * (dim / kLanes));
   }
 };
 
@@ -64,18 +65,23 @@ class ChunkWorker {
     chunk.start = start;
     chunk.valid = std::min(kChunk, length - start);
     chunk.count = ceil_div(chunk.valid, kLanes);
+    const auto slot = [&](int p) { return static_cast<int64_t>(pages[p / page_size]) * page_size + p % page_size; };
+    if (!pool.blocked()) return arrange(pool, slot, head, chunk);
+    const int block_size = kLanes * dim_;
     for (int block = 0; block < chunk.count; ++block) {
-      const int position = start + block * kLanes, filled = std::min(kLanes, length - position);
-      if (pool.blocked()) {
-        const int64_t slot = static_cast<int64_t>(pages[position / page_size]) * page_size + position % page_size;
-        chunk.keys[block] = pool.key_block(slot / kLanes, head);
-        chunk.values[block] = pool.value_block(slot / kLanes, head);
-        if (filled < kLanes) chunk.values[block] = without_tail(chunk.values[block], filled);
-      } else {
-        arrange(pool, pages, page_size, position, filled, head, block);
-        chunk.keys[block] = keys_ + block * kLanes * kMaxDim;
-        chunk.values[block] = values_ + block * kLanes * kMaxDim;
-      }
+      chunk.keys[block] = pool.keys(slot(start + block * kLanes), head);
+    }
+    for (int pair = 0; pair * 2 < chunk.count; ++pair) {
+      const int first = start + pair * 2 * kLanes, second = first + kLanes;
+      const bf16* values = pool.values(slot(first), head);
+      const bf16* next = second < length ? pool.values(slot(second), head) : nullptr;
+      const bool whole = first + 2 * kLanes <= length;
+      chunk.values[pair] = values;
+      if (whole && next == values + block_size) continue;
+      bf16* copy = values_ + pair * 2 * kLanes * kMaxDim;
+      copy_valid(values, length - first, copy);
+      copy_valid(next, length - second, copy + block_size);
+      chunk.values[pair] = copy;
     }
   }
 
@@ -98,12 +104,12 @@ class ChunkWorker {
   }
 
   // Adds what another range of positions gave, which must be the next in order. A sum of 0 changes nothing.
-  void merge(const float* peak, const float* sum, const float* values, int count, State& state) const {
+  void merge(const float* peak, const float* sum, const float (*values)[kQueries][kLanes], int count, State& state) const {
     const __m512 old_peak = _mm512_load_ps(state.peak), new_peak = _mm512_loadu_ps(peak), added = _mm512_loadu_ps(sum);
     const __mmask16 live = _mm512_cmp_ps_mask(added, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     const __m512 top = _mm512_mask_max_ps(old_peak, live, old_peak, new_peak), sharp = _mm512_set1_ps(sharpness_);
-    const __m512 keep = exp2_ps(_mm512_mul_ps(_mm512_sub_ps(old_peak, top), sharp));
-    const __m512 take = _mm512_maskz_mov_ps(live, exp2_ps(_mm512_mul_ps(_mm512_sub_ps(new_peak, top), sharp)));
+    const __m512 keep = exp2_ps<5>(_mm512_mul_ps(_mm512_sub_ps(old_peak, top), sharp));
+    const __m512 take = _mm512_maskz_mov_ps(live, exp2_ps<5>(_mm512_mul_ps(_mm512_sub_ps(new_peak, top), sharp)));
     _mm512_store_ps(state.peak, top);
     _mm512_store_ps(state.sum, _mm512_mask3_fmadd_ps(added, take, _mm512_mul_ps(_mm512_load_ps(state.sum), keep), live));
     alignas(64) float keeps[kQueries], takes[kQueries];
@@ -112,33 +118,36 @@ class ChunkWorker {
     for (int i = 0; i < count; ++i) {
       if (!(live >> i & 1)) continue;
       const __m512 k = _mm512_set1_ps(keeps[i]), t = _mm512_set1_ps(takes[i]);
-      for (int d = i * dim_; d < (i + 1) * dim_; d += kLanes) {
-        const __m512 kept = _mm512_mul_ps(_mm512_loadu_ps(state.values + d), k);
-        _mm512_storeu_ps(state.values + d, _mm512_fmadd_ps(_mm512_loadu_ps(values + d), t, kept));
+      for (int part = 0; part < dim_ / kLanes; ++part) {
+        const __m512 kept = _mm512_mul_ps(_mm512_load_ps(state.values[part][i]), k);
+        _mm512_store_ps(state.values[part][i], _mm512_fmadd_ps(_mm512_load_ps(values[part][i]), t, kept));
       }
     }
   }
 
  private:
-  const bf16* without_tail(const bf16* block, int filled) {
+  // The first `filled` positions of a block of values, zeros behind them.
+  void copy_valid(const bf16* block, int filled, bf16* to) const {
+    filled = std::clamp(filled, 0, kLanes);
     const int whole = filled / 2 * 2 * dim_;
-    std::memcpy(tail_, block, whole * sizeof(bf16));
-    std::memset(tail_ + whole, 0, (kLanes * dim_ - whole) * sizeof(bf16));
+    if (whole > 0) std::memcpy(to, block, whole * sizeof(bf16));
+    std::memset(to + whole, 0, (kLanes * dim_ - whole) * sizeof(bf16));
     if (filled % 2) {
-      for (int d = 0; d < dim_; ++d) tail_[whole + d * 2] = block[whole + d * 2];
+      for (int d = 0; d < dim_; ++d) to[whole + d * 2] = block[whole + d * 2];
     }
-    return tail_;
   }
 
-  void arrange(const LayerPool& pool, const int32_t* pages, int page_size, int position, int filled, int head, int block) {
-    bf16 *keys = keys_ + block * kLanes * kMaxDim, *values = values_ + block * kLanes * kMaxDim;
-    std::memset(values, 0, kLanes * dim_ * sizeof(bf16));
-    for (int lane = 0; lane < filled; ++lane) {
-      const int p = position + lane;
-      const int64_t slot = static_cast<int64_t>(pages[p / page_size]) * page_size + p % page_size;
-      LayerPool::put_key(keys, lane, pool.key_row(slot, head), dim_);
-      LayerPool::put_value(values, lane, pool.value_row(slot, head), dim_);
+  template <class Slot>
+  void arrange(const LayerPool& pool, const Slot& slot, int head, Chunk& chunk) {
+    const int block_size = kLanes * dim_;
+    std::memset(values_, 0, kChunk * dim_ * sizeof(bf16));
+    for (int p = 0; p < chunk.valid; ++p) {
+      const int block = p / kLanes * block_size;
+      LayerPool::put_key(keys_ + block, p % kLanes, pool.keys(slot(chunk.start + p), head), dim_);
+      LayerPool::put_value(values_ + block, p % kLanes, pool.values(slot(chunk.start + p), head), dim_);
     }
+    for (int block = 0; block < chunk.count; ++block) chunk.keys[block] = keys_ + block * block_size;
+    for (int pair = 0; pair < kBlocks / 2; ++pair) chunk.values[pair] = values_ + pair * 2 * block_size;
   }
 
   void scores_by_vectors(const Queries& queries, const Chunk& chunk, int count, int i) {
@@ -155,7 +164,7 @@ class ChunkWorker {
           sum[n] = dot_bf16(sum[n], k, _mm512_set1_epi32(pair));
         }
       }
-      for (int n = 0; n < 4; ++n) _mm512_store_ps(scores_ + (i + n) * kChunk + block * kLanes, sum[n]);
+      for (int n = 0; n < 4; ++n) _mm512_store_ps(scores_[block][i + n], sum[n]);
     }
   }
 
@@ -164,18 +173,19 @@ class ChunkWorker {
       __m512 sum[8];
       for (auto& s : sum) s = _mm512_setzero_ps();
       for (int block = 0; block < count; ++block) {
-        const bf16* weights = weights_ + i * kChunk + block * kLanes;
+        const bf16* weights = weights_[block / 2][i] + block % 2 * kLanes;
+        const bf16 *values = chunk.values[block / 2] + block % 2 * kLanes * dim_;
         for (int pair = 0; pair < kLanes / 2; ++pair) {
-          const __m512i v = _mm512_loadu_si512(chunk.values[block] + (pair * dim_ + d) * 2);
+          const __m512i v = _mm512_loadu_si512(values + (pair * dim_ + d) * 2);
 #pragma GCC unroll 8
           for (int n = 0; n < 8; ++n) {
             int both;
-            std::memcpy(&both, weights + n * kChunk + pair * 2, 4);
+            std::memcpy(&both, weights + n * 2 * kLanes + pair * 2, 4);
             sum[n] = dot_bf16(sum[n], v, _mm512_set1_epi32(both));
           }
         }
       }
-      for (int n = 0; n < 8; ++n) _mm512_storeu_ps(out_ + (i + n) * dim_ + d, sum[n]);
+      for (int n = 0; n < 8; ++n) _mm512_store_ps(out_[d / kLanes][i + n], sum[n]);
     }
   }
 
@@ -212,11 +222,10 @@ class ChunkWorker {
         TILE_LOAD(7, keys[3] + d * kLanes, 64);
         TILE_DOT_BF16(3, 5, 7);
       }
-      float* to = scores_ + block * kLanes;  // kBlocks is a multiple of 4: the row has room for all four
-      TILE_STORE(0, to, kChunk * 4);
-      TILE_STORE(1, to + kLanes, kChunk * 4);
-      TILE_STORE(2, to + 2 * kLanes, kChunk * 4);
-      TILE_STORE(3, to + 3 * kLanes, kChunk * 4);
+      TILE_STORE(0, scores_[block], 64);  // kBlocks is a multiple of 4: there is room for all
+      TILE_STORE(1, scores_[block + 1], 64);
+      TILE_STORE(2, scores_[block + 2], 64);
+      TILE_STORE(3, scores_[block + 3], 64);
     }
 #else
     (void)queries, (void)chunk, (void)count;
@@ -233,23 +242,23 @@ class ChunkWorker {
       TILE_ZERO(1);
       TILE_ZERO(2);
       TILE_ZERO(3);
-      for (int block = 0; block < count; ++block) {
-        const bf16* values = chunk.values[block] + d * 2;
-        TILE_LOAD(5, weights_ + block * kLanes, kChunk * sizeof(bf16));
-        TILE_LOAD(7, values, stride);
-        TILE_DOT_BF16(0, 5, 7);
-        TILE_LOAD(7, values + second, stride);
-        TILE_DOT_BF16(1, 5, 7);
-        TILE_LOAD(7, values + third, stride);
-        TILE_DOT_BF16(2, 5, 7);
-        TILE_LOAD(7, values + fourth, stride);
-        TILE_DOT_BF16(3, 5, 7);
+      for (int pair = 0; pair * 2 < count; ++pair) {
+        const bf16* values = chunk.values[pair] + d * 2;
+        TILE_LOAD(4, weights_[pair], 64);
+        TILE_LOAD(6, values, stride);
+        TILE_DOT_BF16(0, 4, 6);
+        TILE_LOAD(6, values + second, stride);
+        TILE_DOT_BF16(1, 4, 6);
+        TILE_LOAD(6, values + third, stride);
+        TILE_DOT_BF16(2, 4, 6);
+        TILE_LOAD(6, values + fourth, stride);
+        TILE_DOT_BF16(3, 4, 6);
       }
-      float* to = out_ + d;
-      TILE_STORE(0, to, dim_ * 4);
-      if (parts > 1) TILE_STORE(1, to + kLanes, dim_ * 4);
-      if (parts > 2) TILE_STORE(2, to + 2 * kLanes, dim_ * 4);
-      if (parts > 3) TILE_STORE(3, to + 3 * kLanes, dim_ * 4);
+      auto* to = out_ + d / kLanes;
+      TILE_STORE(0, to[0], 64);
+      if (parts > 1) TILE_STORE(1, to[1], 64);
+      if (parts > 2) TILE_STORE(2, to[2], 64);
+      if (parts > 3) TILE_STORE(3, to[3], 64);
     }
 #else
     (void)chunk, (void)count;
@@ -258,38 +267,66 @@ class ChunkWorker {
 
   // Scores to weights 2^(sharpness * (score - peak)), in bf16; what a query may not see weighs nothing.
   void weigh(const Queries& queries, const Chunk& chunk, int count) {
+    if (shape_.softcap > 0) soften(queries.count, count);
     for (int i = 0; i < queries.count; ++i) {
-      const int low = queries.first[i] - chunk.start, high = std::min(queries.limit[i] - chunk.start, chunk.valid);
-      float* scores = scores_ + i * kChunk;
-      if (shape_.softcap > 0) soften(scores, count);
-      __m512 peak = _mm512_set1_ps(kNothing), sum = _mm512_setzero_ps();
-      for (int block = 0; block < count; ++block) {
-        peak = _mm512_mask_max_ps(peak, seen(block, low, high), peak, _mm512_load_ps(scores + block * kLanes));
-      }
-      peak_[i] = _mm512_reduce_max_ps(peak);
-      const __m512 sharp = _mm512_set1_ps(sharpness_), shift = _mm512_set1_ps(-peak_[i] * sharpness_);
-      for (int block = 0; block < count; ++block) {
-        const __m512 exponent = _mm512_fmadd_ps(_mm512_load_ps(scores + block * kLanes), sharp, shift);
-        const __m512 weight = _mm512_maskz_mov_ps(seen(block, low, high), exp2_ps(exponent));
-        sum = _mm512_add_ps(sum, weight);
-        store_bf16(weights_ + i * kChunk + block * kLanes, weight);
-      }
-      sum_[i] = _mm512_reduce_add_ps(sum);
+      with_mask(queries, chunk, count, i, [&](const auto& seen) { find_peak(i, count, seen); });
     }
-    std::fill(sum_ + queries.count, sum_ + kQueries, 0.0f);
+    _mm512_store_ps(peak_, reduce_rows(partial_, Larger()));
+    if (amx_) keep_tiles_awake();
+    for (int i = 0; i < queries.count; ++i) {
+      with_mask(queries, chunk, count, i, [&](const auto& seen) { weigh_row(i, count, seen); });
+      if (amx_ && i % 8 == 7) keep_tiles_awake();
+    }
+    _mm512_store_ps(sum_, _mm512_maskz_mov_ps(first_lanes(queries.count), reduce_rows(partial_, Sum())));
   }
 
-  static __mmask16 seen(int block, int low, int high) {
-    return first_lanes(high - block * kLanes) & ~first_lanes(low - block * kLanes);
+  // Calls work(seen), where seen(block) are the positions of a block that query i may see.
+  template <class Work>
+  static void with_mask(const Queries& queries, const Chunk& chunk, int count, int i, const Work& work) {
+    const int low = queries.first[i] - chunk.start, high = std::min(queries.limit[i] - chunk.start, chunk.valid);
+    if (low <= 0 && high >= count * kLanes) return work([](int) { return static_cast<__mmask16>(0xFFFF); });
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    work([low, high, lanes](int block) {
+      const __mmask16 before = _mm512_cmplt_epi32_mask(lanes, _mm512_set1_epi32(high - block * kLanes));
+      return _mm512_mask_cmpge_epi32_mask(before, lanes, _mm512_set1_epi32(low - block * kLanes));
+    });
   }
 
-  void soften(float* scores, int count) const {  // cap * tanh(scale * score / cap)
+  template <class Seen>
+  void find_peak(int i, int count, const Seen& seen) {
+    __m512 peak = _mm512_set1_ps(kNothing);
+    for (int block = 0; block < count; ++block) {
+      peak = _mm512_mask_max_ps(peak, seen(block), peak, _mm512_load_ps(scores_[block][i]));
+    }
+    _mm512_store_ps(partial_[i], peak);
+  }
+
+  template <class Seen>
+  void weigh_row(int i, int count, const Seen& seen) {
+    const __m512 sharp = _mm512_set1_ps(sharpness_), shift = _mm512_set1_ps(-peak_[i] * sharpness_);
+    __m512 sum = _mm512_setzero_ps();
+    for (int block = 0; block < count; ++block) {
+      const __m512 exponent = _mm512_fmadd_ps(_mm512_load_ps(scores_[block][i]), sharp, shift);
+      const __m512 weight = _mm512_maskz_mov_ps(seen(block), exp2_ps<3>(exponent));
+      sum = _mm512_add_ps(sum, weight);
+      put_weights(i, block, weight);
+    }
+    if (count % 2 != 0) put_weights(i, count, _mm512_setzero_ps());  // the rest of the last pair
+    _mm512_store_ps(partial_[i], sum);
+  }
+
+  void put_weights(int i, int block, __m512 weights) {
+    store_bf16(weights_[block / 2][i] + block % 2 * kLanes, weights);
+  }
+
+  void soften(int queries, int count) {  // cap * tanh(scale * score / cap)
     const __m512 factor = _mm512_set1_ps(2 * shape_.scale / shape_.softcap), cap = _mm512_set1_ps(shape_.softcap);
     const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f);
-    for (int block = 0; block < count; ++block) {
-      const __m512 e = exp_ps(_mm512_mul_ps(_mm512_load_ps(scores + block * kLanes), factor));
+    for (int n = 0; n < queries * count; ++n) {
+      float* scores = scores_[n % count][n / count];
+      const __m512 e = exp_ps(_mm512_mul_ps(_mm512_load_ps(scores), factor));
       const __m512 tanh = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(e, one)));
-      _mm512_store_ps(scores + block * kLanes, _mm512_mul_ps(cap, tanh));
+      _mm512_store_ps(scores, _mm512_mul_ps(cap, tanh));
     }
   }
 
@@ -297,11 +334,11 @@ class ChunkWorker {
   bool amx_ = false;
   int dim_ = 0;
   float sharpness_ = 0;
-  alignas(64) float scores_[kQueries * kChunk];
-  alignas(64) bf16 weights_[kQueries * kChunk] = {};
-  alignas(64) float out_[kQueries * kMaxDim];
+  alignas(64) float scores_[kBlocks][kQueries][kLanes];
+  alignas(64) bf16 weights_[kBlocks / 2][kQueries][2 * kLanes] = {};
+  alignas(64) float out_[kMaxDim / kLanes][kQueries][kLanes];
+  alignas(64) float partial_[kQueries][kLanes] = {};
   alignas(64) float peak_[kQueries], sum_[kQueries];
-  alignas(64) bf16 tail_[kLanes * kMaxDim];
   alignas(64) bf16 keys_[kChunk * kMaxDim], values_[kChunk * kMaxDim];
 };
 

@@ -77,7 +77,7 @@ class AttentionStep {
  private:
   template <class F>
   void each(const std::vector<AttentionItem>& items, const F& work) {
-    team_.share(static_cast<int>(items.size()), 1, [&](int begin, int end) {
+    team_.share(static_cast<int>(items.size()), static_cast<int>(items.size()), [&](int begin, int end) {
       for (int i = begin; i < end; ++i) work(items[i]);
     });
   }
@@ -85,7 +85,7 @@ class AttentionStep {
   template <class F, class G>
   void each_of_two(const std::vector<AttentionItem>& a, const std::vector<AttentionItem>& b, const F& f, const G& g) {
     const int first = static_cast<int>(a.size()), all = first + static_cast<int>(b.size());
-    team_.share(all, 1, [&](int begin, int end) {
+    team_.share(all, all, [&](int begin, int end) {
       for (int i = begin; i < end; ++i) i < first ? f(a[i]) : g(b[i - first]);
     });
   }
@@ -270,7 +270,9 @@ class AttentionStep {
   void carry(const State& state, int at, Carried& to) const {
     to.peak = state.peak[at];
     to.sum = state.sum[at];
-    std::copy_n(state.values + at * shape_.head_dim, shape_.head_dim, to.values);
+    for (int part = 0; part < shape_.head_dim / kLanes; ++part) {
+      std::copy_n(state.values[part][at], kLanes, to.values + part * kLanes);
+    }
   }
 
   void take_over(int row, int kv_head, State& state) const {
@@ -278,7 +280,9 @@ class AttentionStep {
       const Carried& from = carried_.get()[static_cast<size_t>(row) * shape_.heads + kv_head * shape_.ratio() + n];
       state.peak[n] = from.peak;
       state.sum[n] = from.sum;
-      std::copy_n(from.values, shape_.head_dim, state.values + n * shape_.head_dim);
+      for (int part = 0; part < shape_.head_dim / kLanes; ++part) {
+        std::copy_n(from.values + part * kLanes, kLanes, state.values[part][n]);
+      }
     }
   }
 
@@ -289,7 +293,7 @@ class AttentionStep {
       float* to = out + (static_cast<size_t>(token) * shape_.heads + head) * dim;
       const __m512 share = _mm512_set1_ps(1.0f / state.sum[i]);
       for (int d = 0; d < dim; d += kLanes) {
-        _mm512_storeu_ps(to + d, _mm512_mul_ps(_mm512_loadu_ps(state.values + i * dim + d), share));
+        _mm512_storeu_ps(to + d, _mm512_mul_ps(_mm512_load_ps(state.values[d / kLanes][i]), share));
       }
     }
   }

@@ -26,7 +26,7 @@ struct DecoderWeights {
 };
 
 constexpr int kPrivateRows = 4;  // up to here each worker encodes all rows itself
-constexpr int kBlockRows = 512;  // rows whose intermediate activations are alive at a time
+constexpr int kBlockRows = 256;  // rows that go through a layer's products together, so that they stay in the L2 cache
 
 // What one worker needs beside the team's common buffers.
 struct Worker {
@@ -64,51 +64,60 @@ class Products {
 #endif
   }
 
-  // On every worker. fill(row, to) writes the row's numbers, `w.columns` of them.
-  template <class Fill>
-  const Activations& encode(int id, const Matrix& w, int rows, const Fill& fill) {
+  // On every worker. source(row, scratch) gives a row's `w.columns` numbers, in place or written to the scratch.
+  template <class Source>
+  const Activations& encode(int id, const Matrix& w, int rows, const Source& source) {
     const Coding coding = coding_for(w, rows, amx_);
-    float* row = workers_[id]->row.reserve(w.padded_columns);
-    std::fill(row + w.columns, row + w.padded_columns, 0.0f);
+    float* scratch = workers_[id]->row.reserve(w.padded_columns);
+    std::fill(scratch + w.columns, scratch + w.padded_columns, 0.0f);
+    const auto encode_range = [&](Activations& to, int begin, int end) {
+      for (int row = begin; row < end; ++row) {
+        const float* x = source(row, scratch);
+        if (x != scratch && w.columns != w.padded_columns) x = std::copy_n(x, w.columns, scratch) - w.columns;
+        to.encode(row, x);
+      }
+    };
     if (rows <= kPrivateRows) {
       Activations& own = workers_[id]->activations;
       own.shape(coding, rows, w.padded_columns);
-      encode_range(own, fill, row, 0, rows);
+      encode_range(own, 0, rows);
       return own;
     }
     if (id == 0) shared_.shape(coding, rows, w.padded_columns);
     team_.barrier();
-    team_.share(rows, piece(rows), [&](int begin, int end) { encode_range(shared_, fill, row, begin, end); });
+    team_.share(rows, pieces(rows), [&](int begin, int end) { encode_range(shared_, begin, end); });
     return shared_;
   }
 
-  // On every worker. Pair i of panels is (first(i), second(i)); sink(unit, row, rows, a, b) takes each result.
+  // On every worker. Pair i of panels is pair(i); sink(row, a, b, ya, yb) takes 16 results of each panel, bias added.
   template <class Pair, class Sink>
   void multiply(int id, const Matrix& w, const Activations& x, int rows, int pairs, const Pair& pair, const Sink& sink) {
     Unit& unit = workers_[id]->unit;
-    team_.share(pairs, piece(pairs), [&](int begin, int end) {
+    team_.share(pairs, rows >= kTileRows ? pairs : pieces(pairs), [&](int begin, int end) {
       for (int i = begin; i < end; ++i) {
         const auto [a, b] = pair(i);
+        const __m512 bias_a = bias_of(w, a), bias_b = bias_of(w, b);
         for (int row = 0; row < rows; row += kUnitRows) {
           const int count = std::min(kUnitRows, rows - row);
           product(w, x, row, count, a, b, amx_, unit);
-          sink(unit, row, count, a, b);
+          for (int r = 0; r < count; ++r) {
+            sink(row + r, a, b, _mm512_add_ps(_mm512_load_ps(unit.y[0][r]), bias_a),
+                 _mm512_add_ps(_mm512_load_ps(unit.y[1][r]), bias_b));
+            if (amx_ && r % kTileRows == kTileRows - 1) keep_tiles_awake();
+          }
         }
       }
     });
   }
 
-  // All panels in order; sink(values, row, panel) takes each row of a panel, bias added.
+  // All panels in order; sink(row, panel, y) takes 16 results.
   template <class Sink>
   void multiply_all(int id, const Matrix& w, const Activations& x, int rows, const Sink& sink) {
     const int panels = w.panels();
     const auto pair = [panels](int i) { return std::pair<int, int>(2 * i, std::min(2 * i + 1, panels - 1)); };
-    multiply(id, w, x, rows, ceil_div(panels, 2), pair, [&](const Unit& unit, int row, int count, int a, int b) {
-      for (int side = 0; side < (a == b ? 1 : 2); ++side) {
-        const int panel = side == 0 ? a : b;
-        const __m512 bias = bias_of(w, panel);
-        for (int r = 0; r < count; ++r) sink(_mm512_add_ps(_mm512_load_ps(unit.y[side][r]), bias), row + r, panel);
-      }
+    multiply(id, w, x, rows, ceil_div(panels, 2), pair, [&](int row, int a, int b, __m512 ya, __m512 yb) {
+      sink(row, a, ya);
+      if (b != a) sink(row, b, yb);
     });
   }
 
@@ -116,17 +125,10 @@ class Products {
     return w.bias != nullptr ? _mm512_loadu_ps(w.bias + panel * kLanes) : _mm512_setzero_ps();
   }
 
-  int piece(int count) const { return std::max(1, count / (4 * team_.size())); }
+  // Enough pieces that an interrupted worker holds nobody up for long, few enough that tickets cost nothing.
+  int pieces(int count) const { return std::min(count, 4 * team_.size()); }
 
  private:
-  template <class Fill>
-  static void encode_range(Activations& to, const Fill& fill, float* row, int begin, int end) {
-    for (int r = begin; r < end; ++r) {
-      fill(r, row);
-      to.encode(r, row);
-    }
-  }
-
   Team& team_;
   const bool amx_;
   Activations shared_;
@@ -143,12 +145,11 @@ class Decoder {
     prepare(batch, pool);
     products_.team().run([&](int id) {
       products_.enter();
-      embed(id);
+      embed();
       for (int layer = 0; layer < weights_.layers; ++layer) run_layer(id, layer);
-      team().share(rows_, 1, [&](int begin, int end) {
+      team().share(rows_, products_.pieces(rows_), [&](int begin, int end) {
         for (int r = begin; r < end; ++r) {
-          rms_norm(x_ + static_cast<size_t>(r) * hidden_, weights_.final_norm, weights_.eps, hidden_,
-                   hidden + static_cast<size_t>(r) * hidden_);
+          rms_norm(row_of(x_, r, hidden_), weights_.final_norm, weights_.eps, hidden_, row_of(hidden, r, hidden_));
         }
       });
       products_.leave();
@@ -168,18 +169,19 @@ class Decoder {
     const size_t tokens = batch.tokens;
     x_ = x_buffer_.reserve(tokens * hidden_);
     kept_buffer_.reserve(static_cast<size_t>(batch.wanted) * hidden_);
-    qkv_ = qkv_buffer_.reserve(tokens * round_up(qkv_size(), kLanes));
+    const size_t block = std::min<size_t>(tokens, kBlockRows);
+    qkv_ = qkv_buffer_.reserve(block * round_up(qkv_size(), kLanes));
+    kept_y_ = kept_y_buffer_.reserve(static_cast<size_t>(batch.wanted) * query_size());
     q_ = q_buffer_.reserve(tokens * query_size());
     y_ = y_buffer_.reserve(tokens * query_size());
-    gated_ = gated_buffer_.reserve(static_cast<size_t>(std::min<size_t>(tokens, kBlockRows)) * weights_.intermediate);
+    gated_ = gated_buffer_.reserve(block * weights_.intermediate);
     AttentionShape shape = weights_.attention;
     for (int i = 0; i < weights_.layers; ++i) shape.window = std::max(shape.window, weights_.layer[i].window);
     attention_.plan(batch, shape, pool.blocked != 0);
   }
 
-  void embed(int id) {
-    (void)id;
-    team().share(rows_, products_.piece(rows_), [&](int begin, int end) {
+  void embed() {
+    team().share(rows_, products_.pieces(rows_), [&](int begin, int end) {
       for (int t = begin; t < end; ++t) embed_row(batch_.ids[t], x_ + static_cast<size_t>(t) * hidden_);
     });
   }
@@ -198,10 +200,13 @@ class Decoder {
   void run_layer(int id, int index) {
     const LayerWeights& layer = weights_.layer[index];
     const LayerPool pool(pool_, index);
-    project_qkv(id, layer);
-    team().share(rows_, products_.piece(rows_), [&](int begin, int end) {
-      for (int t = begin; t < end; ++t) place(layer, pool, t);
-    });
+    for (int start = 0; start < rows_; start += kBlockRows) {
+      const int rows = std::min(kBlockRows, rows_ - start);
+      project_qkv(id, layer, start, rows);
+      team().share(rows, products_.pieces(rows), [&](int begin, int end) {
+        for (int row = begin; row < end; ++row) place(layer, pool, start, row);
+      });
+    }
     const bool last = index + 1 == weights_.layers;
     if (last && batch_.wanted == 0) {
       if (id == 0) rows_ = 0;
@@ -212,24 +217,31 @@ class Decoder {
     attention_.run(id, pool, q_, y_, layer.window);
     products_.enter();
     if (last && batch_.wanted < batch_.tokens) keep_wanted(id);
-    project_out(id, layer, last);
-    for (int start = 0; start < rows_; start += kBlockRows) feed_forward(id, layer, start);
+    for (int start = 0; start < rows_; start += kBlockRows) {
+      const int rows = std::min(kBlockRows, rows_ - start);
+      project_out(id, layer, start, rows);
+      feed_forward(id, layer, start, rows);
+    }
   }
 
-  void project_qkv(int id, const LayerWeights& layer) {
-    const Activations& x = products_.encode(id, layer.qkv, rows_, [&](int row, float* to) {
-      rms_norm(x_ + static_cast<size_t>(row) * hidden_, layer.attention_norm, weights_.eps, hidden_, to);
+  float* row_of(float* rows, int row, int size) const { return rows + static_cast<size_t>(row) * size; }
+
+  void project_qkv(int id, const LayerWeights& layer, int start, int rows) {
+    const Activations& x = products_.encode(id, layer.qkv, rows, [&](int row, float* to) {
+      rms_norm(row_of(x_, start + row, hidden_), layer.attention_norm, weights_.eps, hidden_, to);
+      return to;
     });
     const int stride = round_up(qkv_size(), kLanes);
-    products_.multiply_all(id, layer.qkv, x, rows_, [&](__m512 y, int row, int panel) {
-      _mm512_storeu_ps(qkv_ + static_cast<size_t>(row) * stride + panel * kLanes, y);
+    products_.multiply_all(id, layer.qkv, x, rows, [&](int row, int panel, __m512 y) {
+      _mm512_storeu_ps(row_of(qkv_, row, stride) + panel * kLanes, y);
     });
   }
 
   // A token's query, key and value: norms of heads, RoPE, bf16; key and value go into the pool.
-  void place(const LayerWeights& layer, const LayerPool& pool, int token) {
+  void place(const LayerWeights& layer, const LayerPool& pool, int start, int row_index) {
     const int dim = weights_.attention.head_dim, heads = weights_.attention.heads, kv_heads = weights_.attention.kv_heads;
-    float* row = qkv_ + static_cast<size_t>(token) * round_up(qkv_size(), kLanes);
+    const int token = start + row_index;
+    float* row = row_of(qkv_, row_index, round_up(qkv_size(), kLanes));
     const float* cos = weights_.cos + batch_.positions[token] * (dim / 2);
     const float* sin = weights_.sin + batch_.positions[token] * (dim / 2);
     for (int head = 0; head < heads; ++head) {
@@ -248,54 +260,48 @@ class Decoder {
 
   // Nobody asks for the other rows any more: the last layer goes on with the wanted ones.
   void keep_wanted(int id) {
-    float *to = kept_buffer_.get(), *y = qkv_;  // the products of q, k and v are no longer needed
-    team().share(batch_.wanted, 1, [&](int begin, int end) {
+    float *x = kept_buffer_.get(), *y = kept_y_;
+    team().share(batch_.wanted, products_.pieces(batch_.wanted), [&](int begin, int end) {
       for (int r = begin; r < end; ++r) {
         const size_t token = batch_.wanted_tokens[r];
-        std::copy_n(x_ + token * hidden_, hidden_, to + static_cast<size_t>(r) * hidden_);
-        std::copy_n(y_ + token * query_size(), query_size(), y + static_cast<size_t>(r) * query_size());
+        std::copy_n(x_ + token * hidden_, hidden_, row_of(x, r, hidden_));
+        std::copy_n(y_ + token * query_size(), query_size(), row_of(y, r, query_size()));
       }
     });
     if (id == 0) {
       rows_ = batch_.wanted;
-      x_ = to;
+      x_ = x;
       y_ = y;
     }
     team().barrier();
   }
 
-  void project_out(int id, const LayerWeights& layer, bool) {
-    const Activations& y = products_.encode(id, layer.o, rows_, [&](int row, float* to) {
-      std::copy_n(y_ + static_cast<size_t>(row) * query_size(), query_size(), to);
+  void project_out(int id, const LayerWeights& layer, int start, int rows) {
+    const Activations& y = products_.encode(id, layer.o, rows, [&](int row, float*) {
+      return row_of(y_, start + row, query_size());
     });
-    add_product(id, layer.o, y, 0, rows_);
+    add_product(id, layer.o, y, start, rows);
   }
 
   void add_product(int id, const Matrix& w, const Activations& x, int start, int rows) {
-    products_.multiply_all(id, w, x, rows, [&](__m512 y, int row, int panel) {
-      float* to = x_ + static_cast<size_t>(start + row) * hidden_ + panel * kLanes;
+    products_.multiply_all(id, w, x, rows, [&](int row, int panel, __m512 y) {
+      float* to = row_of(x_, start + row, hidden_) + panel * kLanes;
       _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), y));
     });
   }
 
-  void feed_forward(int id, const LayerWeights& layer, int start) {
-    const int rows = std::min(kBlockRows, rows_ - start), size = weights_.intermediate, panels = size / kLanes;
+  void feed_forward(int id, const LayerWeights& layer, int start, int rows) {
+    const int size = weights_.intermediate, panels = size / kLanes;
     const Activations& x = products_.encode(id, layer.gate_up, rows, [&](int row, float* to) {
-      rms_norm(x_ + static_cast<size_t>(start + row) * hidden_, layer.mlp_norm, weights_.eps, hidden_, to);
+      rms_norm(row_of(x_, start + row, hidden_), layer.mlp_norm, weights_.eps, hidden_, to);
+      return to;
     });
     const auto pair = [panels](int i) { return std::pair<int, int>(i, i + panels); };
-    const auto gate = [&](const Unit& unit, int row, int count, int a, int b) {
-      const __m512 bias_a = Products::bias_of(layer.gate_up, a), bias_b = Products::bias_of(layer.gate_up, b);
-      for (int r = 0; r < count; ++r) {
-        const __m512 g = _mm512_add_ps(_mm512_load_ps(unit.y[0][r]), bias_a);
-        const __m512 u = _mm512_add_ps(_mm512_load_ps(unit.y[1][r]), bias_b);
-        _mm512_storeu_ps(gated_ + static_cast<size_t>(row + r) * size + a * kLanes, _mm512_mul_ps(silu(g), u));
-      }
+    const auto gate = [&](int row, int panel, int, __m512 g, __m512 u) {
+      _mm512_storeu_ps(row_of(gated_, row, size) + panel * kLanes, _mm512_mul_ps(silu(g), u));
     };
     products_.multiply(id, layer.gate_up, x, rows, panels, pair, gate);
-    const Activations& h = products_.encode(id, layer.down, rows, [&](int row, float* to) {
-      std::copy_n(gated_ + static_cast<size_t>(row) * size, size, to);
-    });
+    const Activations& h = products_.encode(id, layer.down, rows, [&](int row, float*) { return row_of(gated_, row, size); });
     add_product(id, layer.down, h, start, rows);
   }
 
@@ -305,9 +311,9 @@ class Decoder {
   Batch batch_{};
   Pool pool_{};
   int rows_ = 0, hidden_ = 0;
-  float *x_ = nullptr, *qkv_ = nullptr, *y_ = nullptr, *gated_ = nullptr;
+  float *x_ = nullptr, *qkv_ = nullptr, *y_ = nullptr, *gated_ = nullptr, *kept_y_ = nullptr;
   bf16* q_ = nullptr;
-  Buffer<float> x_buffer_, kept_buffer_, qkv_buffer_, y_buffer_, gated_buffer_;
+  Buffer<float> x_buffer_, kept_buffer_, kept_y_buffer_, qkv_buffer_, y_buffer_, gated_buffer_;
   Buffer<bf16> q_buffer_;
 };
 

@@ -51,11 +51,11 @@ class Pool(Structure):
     _fields_: _Fields = [
         ("keys", c_void_p),
         ("values", c_void_p),
-        ("layer_stride", c_int64),
+        ("positions", c_int64),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
-        ("page_size", c_int32),
         ("blocked", c_int32),
+        ("unused", c_int32),
     ]
 
 

@@ -188,8 +188,15 @@ void group_rows(const Matrix& w, const Activations& x, int row, int panel, float
 
 #if SGLITE_AMX
 
+// A tile of weights that will be wanted soon, on its way from memory: the first rows of a product meet cold weights.
+inline void prefetch_tile(const uint8_t* tile) {
+  for (int line = 0; line < 1024; line += 64) _mm_prefetch(tile + line, _MM_HINT_T0);
+}
+constexpr int kAhead = 6 * 1024;
+
 // Two tiles of rows times two panels in bf16; a step is 32 columns.
-inline void dense_tiles(const Matrix& w, const Activations& x, int row, bool second, int a, int b, Unit& unit) {
+template <bool Cold>
+void dense_tiles(const Matrix& w, const Activations& x, int row, bool second, int a, int b, Unit& unit) {
   const size_t panel_bytes = static_cast<size_t>(w.padded_columns) * kLanes * 2;
   const uint8_t *wa = w.codes + a * panel_bytes, *wb = w.codes + b * panel_bytes;
   const uint8_t *x0 = x.tile_row(row), *x1 = second ? x.tile_row(row + kTileRows) : x0;
@@ -208,6 +215,7 @@ inline void dense_tiles(const Matrix& w, const Activations& x, int row, bool sec
       TILE_LOAD(5, x1 + k * 1024, 64);
       TILE_DOT_BF16(2, 5, 6);
       TILE_DOT_BF16(3, 5, 7);
+      if constexpr (Cold) prefetch_tile(wa + k * 1024 + kAhead), prefetch_tile(wb + k * 1024 + kAhead);
     }
     TILE_STORE(2, unit.y[0][kTileRows], 64);
     TILE_STORE(3, unit.y[1][kTileRows], 64);
@@ -218,6 +226,7 @@ inline void dense_tiles(const Matrix& w, const Activations& x, int row, bool sec
       TILE_DOT_BF16(0, 4, 6);
       TILE_LOAD(7, wb + k * 1024, 64);
       TILE_DOT_BF16(1, 4, 7);
+      if constexpr (Cold) prefetch_tile(wa + k * 1024 + kAhead), prefetch_tile(wb + k * 1024 + kAhead);
     }
   }
   TILE_STORE(0, unit.y[0][0], 64);
@@ -225,7 +234,8 @@ inline void dense_tiles(const Matrix& w, const Activations& x, int row, bool sec
 }
 
 // One tile of rows times two panels, high and low bytes; a step is 64 columns.
-inline void exact_tiles(const Matrix& w, const Activations& x, int row, int rows, int a, int b, float (*ya)[kLanes],
+template <bool Cold>
+void exact_tiles(const Matrix& w, const Activations& x, int row, int rows, int a, int b, float (*ya)[kLanes],
                         float (*yb)[kLanes]) {
   const size_t panel_bytes = static_cast<size_t>(w.padded_columns) * kLanes;
   const uint8_t *wa = w.codes + a * panel_bytes, *wb = w.codes + b * panel_bytes, *from = x.tile_row(row);
@@ -243,6 +253,7 @@ inline void exact_tiles(const Matrix& w, const Activations& x, int row, int rows
     TILE_LOAD(5, from + k * 2048 + 1024, 64);
     TILE_DOT_INT8(2, 5, 6);
     TILE_DOT_INT8(3, 5, 7);
+    if constexpr (Cold) prefetch_tile(wa + k * 1024 + kAhead), prefetch_tile(wb + k * 1024 + kAhead);
   }
   alignas(64) int32_t sums[4][kTileRows][kLanes];
   TILE_STORE(0, sums[0], 64);
@@ -299,13 +310,14 @@ inline void product(const Matrix& w, const Activations& x, int row, int rows, in
     case Coding::kInt16:
 #if SGLITE_AMX
       for (int done = 0; done < rows; done += kTileRows) {
-        exact_tiles(w, x, row + done, std::min(kTileRows, rows - done), a, b, unit.y[0] + done, unit.y[1] + done);
+        const auto tiles = row + done == 0 ? exact_tiles<true> : exact_tiles<false>;
+        tiles(w, x, row + done, std::min(kTileRows, rows - done), a, b, unit.y[0] + done, unit.y[1] + done);
       }
 #endif
       return;
     case Coding::kBf16:
 #if SGLITE_AMX
-      if (amx) return dense_tiles(w, x, row, rows > kTileRows, a, b, unit);
+      if (amx) return (row == 0 ? dense_tiles<true> : dense_tiles<false>)(w, x, row, rows > kTileRows, a, b, unit);
 #endif
       return dense_unit(w, x, row, rows, a, b, unit);
   }

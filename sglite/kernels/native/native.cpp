@@ -61,15 +61,13 @@ void sglite_linear(void* context, const Matrix* w, const void* x, int64_t x_stri
     c.products.enter();
     for (int start = 0; start < rows; start += kBlockRows) {
       const int count = std::min(kBlockRows, rows - start);
-      const Activations& encoded = c.products.encode(id, *w, count, [&](int row, float* to) {
+      const Activations& encoded = c.products.encode(id, *w, count, [&](int row, float* scratch) -> const float* {
         const int64_t at = (start + row) * x_stride;
-        if (half != 0) {
-          from_bf16(static_cast<const bf16*>(x) + at, columns, to);
-        } else {
-          std::copy_n(static_cast<const float*>(x) + at, columns, to);
-        }
+        if (half == 0) return static_cast<const float*>(x) + at;
+        from_bf16(static_cast<const bf16*>(x) + at, columns, scratch);
+        return scratch;
       });
-      c.products.multiply_all(id, *w, encoded, count, [&](__m512 value, int row, int panel) {
+      c.products.multiply_all(id, *w, encoded, count, [&](int row, int panel, __m512 value) {
         const size_t at = static_cast<size_t>(start + row) * width + panel * kLanes;
         const __mmask16 lanes = first_lanes(width - panel * kLanes);
         if (half != 0) {
@@ -109,7 +107,7 @@ void sglite_attend(void* context, const Pool* pool, int32_t layer, const Batch* 
     c.products.enter_attention();
     c.attention.run(id, LayerPool(*pool, layer), q, y, shape->window);
     c.products.leave();
-    c.team.share(batch->tokens, 8, [&](int begin, int end) { to_bf16(y + begin * count, (end - begin) * count, out + begin * count); });
+    c.team.share(batch->tokens, c.products.pieces(batch->tokens), [&](int begin, int end) { to_bf16(y + begin * count, (end - begin) * count, out + begin * count); });
   });
 }
 
@@ -119,7 +117,7 @@ void sglite_argmax(void* context, const float* logits, const int32_t* mask, int6
   auto& c = *static_cast<Context*>(context);
   std::lock_guard<std::mutex> guard(c.lock);
   c.team.run([&](int) {
-    c.team.share(rows, 1, [&](int begin, int end) {
+    c.team.share(rows, rows, [&](int begin, int end) {
       for (int r = begin; r < end; ++r) {
         const Best best = argmax(logits + static_cast<size_t>(r) * width, mask ? mask + r * mask_stride : nullptr, width);
         ids[r] = best.index;
@@ -133,7 +131,7 @@ void sglite_log_sum_exp(void* context, const float* logits, int32_t rows, int32_
   auto& c = *static_cast<Context*>(context);
   std::lock_guard<std::mutex> guard(c.lock);
   c.team.run([&](int) {
-    c.team.share(rows, 1, [&](int begin, int end) {
+    c.team.share(rows, rows, [&](int begin, int end) {
       for (int r = begin; r < end; ++r) out[r] = log_sum_exp(logits + static_cast<size_t>(r) * width, width);
     });
   });

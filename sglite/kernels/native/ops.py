@@ -36,7 +36,7 @@ def available() -> str | None:
 
 @dataclass(slots=True)
 class NativeKV:
-    """bf16 [2, layers, pages, page_size * kv_heads * head_dim], keys and values; within a page see pool.h."""
+    """``data``: bf16 [2, layers, kv_heads, pages, page_size * head_dim], keys and values; within a page see pool.h."""
 
     shape: KVShape
     data: Tensor
@@ -96,12 +96,11 @@ class NativeOps:
         return y
 
     def allocate_kv(self, shape: KVShape) -> NativeKV:
-        per_page = shape.page_size * shape.kv_heads * shape.head_dim
-        data = torch.zeros(2, shape.layers, shape.pages, per_page, dtype=torch.bfloat16)
-        blocked = shape.page_size % BLOCK == 0
+        size = (2, shape.layers, shape.kv_heads, shape.pages, shape.page_size * shape.head_dim)
+        data = torch.zeros(size, dtype=torch.bfloat16)
         keys, values = data[0].data_ptr(), data[1].data_ptr()
-        stride = shape.pages * per_page
-        pool = library.Pool(keys, values, stride, shape.kv_heads, shape.head_dim, shape.page_size, blocked)
+        blocked = shape.page_size % BLOCK == 0
+        pool = library.Pool(keys, values, shape.pages * shape.page_size, shape.kv_heads, shape.head_dim, blocked, 0)
         return NativeKV(shape, data, pool)
 
     def plan(self, batch: ForwardBatch, spec: AttentionSpec) -> library.Batch:

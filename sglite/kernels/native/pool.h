@@ -1,6 +1,7 @@
 // The key/value pool and the batch that reads it.
 //
-// With pages of a multiple of 16 positions the pool lies in blocks of 16 positions, per block and key/value head:
+// Each layer and key/value head has its own stretch of positions, so that neighbouring pages are neighbours in memory.
+// With pages of a multiple of 16 positions a stretch consists of blocks of 16:
 //   keys    bf16 [D / 2][16 positions][2]: 16 scores are one vector, and a tile's right operand lies ready
 //   values  bf16 [8 pairs of positions][D][2]
 // With other page sizes it lies position by position, and attention arranges the blocks it needs as it goes.
@@ -21,36 +22,36 @@ struct Batch {
 
 struct Pool {
   bf16 *keys, *values;  // of all layers
-  int64_t layer_stride;  // in elements
-  int32_t kv_heads, head_dim, page_size, blocked;
+  int64_t positions;     // of a layer and head
+  int32_t kv_heads, head_dim, blocked, unused;
 };
 
 // One layer of the pool.
 class LayerPool {
  public:
-  LayerPool(const Pool& pool, int layer)
-      : keys_(pool.keys + layer * pool.layer_stride),
-        values_(pool.values + layer * pool.layer_stride),
-        heads_(pool.kv_heads),
+  LayerPool(const Pool& pool, int64_t layer)
+      : keys_(pool.keys + layer * pool.kv_heads * pool.positions * pool.head_dim),
+        values_(pool.values + layer * pool.kv_heads * pool.positions * pool.head_dim),
+        positions_(pool.positions),
         dim_(pool.head_dim),
         blocked_(pool.blocked != 0) {}
 
   bool blocked() const { return blocked_; }
-  const bf16* key_block(int64_t block, int head) const { return keys_ + (block * heads_ + head) * kLanes * dim_; }
-  const bf16* value_block(int64_t block, int head) const { return values_ + (block * heads_ + head) * kLanes * dim_; }
-  const bf16* key_row(int64_t slot, int head) const { return keys_ + (slot * heads_ + head) * dim_; }
-  const bf16* value_row(int64_t slot, int head) const { return values_ + (slot * heads_ + head) * dim_; }
+
+  // The position's block, or the position itself where the pool is not blocked.
+  const bf16* keys(int64_t slot, int head) const { return keys_ + at(slot, head); }
+  const bf16* values(int64_t slot, int head) const { return values_ + at(slot, head); }
 
   // k and v: one position's D numbers of one head.
   void write(int64_t slot, int head, const bf16* k, const bf16* v) const {
-    if (!blocked_) {
-      std::memcpy(keys_ + (slot * heads_ + head) * dim_, k, dim_ * sizeof(bf16));
-      std::memcpy(values_ + (slot * heads_ + head) * dim_, v, dim_ * sizeof(bf16));
-      return;
+    bf16 *keys = keys_ + at(slot, head), *values = values_ + at(slot, head);
+    if (blocked_) {
+      put_key(keys, slot % kLanes, k, dim_);
+      put_value(values, slot % kLanes, v, dim_);
+    } else {
+      std::memcpy(keys, k, dim_ * sizeof(bf16));
+      std::memcpy(values, v, dim_ * sizeof(bf16));
     }
-    const int64_t at = (slot / kLanes * heads_ + head) * kLanes * dim_;
-    put_key(keys_ + at, slot % kLanes, k, dim_);
-    put_value(values_ + at, slot % kLanes, v, dim_);
   }
 
   static void put_key(bf16* block, int lane, const bf16* k, int dim) {
@@ -62,8 +63,13 @@ class LayerPool {
   }
 
  private:
+  int64_t at(int64_t slot, int head) const {
+    return (head * positions_ + (blocked_ ? slot / kLanes * kLanes : slot)) * dim_;
+  }
+
   bf16 *keys_, *values_;
-  int heads_, dim_;
+  int64_t positions_;
+  int dim_;
   bool blocked_;
 };
 

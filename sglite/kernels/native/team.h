@@ -56,13 +56,15 @@ class Team {
     for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) relax(spins);
   }
 
-  // Calls work(begin, end) for pieces of [0, count), first come first served; ends with a barrier.
+  // Cuts [0, count) into that many pieces of nearly equal size; work(begin, end) does one, first come first served.
+  // Ends with a barrier.
   template <class F>
-  void share(int count, int piece, const F& work) {
+  void share(int count, int pieces, const F& work) {
+    const int64_t items = count;
     for (;;) {
-      const int begin = next_.fetch_add(piece, std::memory_order_relaxed);
-      if (begin >= count) break;
-      work(begin, std::min(begin + piece, count));
+      const int64_t piece = next_.fetch_add(1, std::memory_order_relaxed);
+      if (piece >= pieces) break;
+      work(static_cast<int>(piece * items / pieces), static_cast<int>((piece + 1) * items / pieces));
     }
     barrier();
   }
