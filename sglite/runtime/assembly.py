@@ -20,7 +20,7 @@ from sglite.runtime.grammar.llguidance_backend import LLGuidanceBackend
 from sglite.runtime.grammar.vocabulary import Vocabulary
 from sglite.runtime.hub import resolve_model
 from sglite.runtime.intake import Intake, Limits
-from sglite.runtime.loading import load_config, load_tokenizer, open_weights
+from sglite.runtime.loading import open_files
 from sglite.runtime.model import Model
 from sglite.runtime.model.decoder import Decoder
 from sglite.runtime.pages import PageBook
@@ -56,11 +56,11 @@ class Parts:
 def build(config: EngineConfig) -> Parts:
     """Load the configured model. Raises ConfigError, NotFoundError or ModelLoadError with the way out."""
     resolved = config.resolve(cuda=torch.cuda.is_available(), native=_native_works(config))
-    source = resolve_model(resolved.model)
-    model_config = load_config(source)
+    files = open_files(resolve_model(resolved.model))
+    model_config = files.config()
     context = _context_length(resolved.context_length, model_config.context_length)
     model_config = replace(model_config, context_length=context)
-    tokenizer = load_tokenizer(source, model_config)
+    tokenizer = files.tokenizer(model_config)
     device = torch.device(resolved.device)
     if resolved.device == "cpu":
         torch.set_num_threads(resolved.threads)
@@ -71,7 +71,7 @@ def build(config: EngineConfig) -> Parts:
         resolved.weights,  # type: ignore[arg-type]
         resolved.threads,
     )
-    model = Decoder(model_config, open_weights(source), ops)
+    model = Decoder(model_config, files.weights(), ops)
     return assemble(replace(resolved, context_length=context), model, tokenizer, device)
 
 

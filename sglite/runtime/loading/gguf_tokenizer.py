@@ -77,9 +77,9 @@ RULES: dict[str, Rules] = {
 }
 
 
-def tokenizer_from_gguf(path: Path, config: ModelConfig) -> Tokenizer:
+def tokenizer_from_gguf(file: GGUFFile, config: ModelConfig) -> Tokenizer:
     """Raises ModelLoadError naming the file and the kind of vocabulary that is not supported."""
-    metadata = GGUFFile(path).metadata
+    metadata, path = file.metadata, file.path
     rules = _rules(metadata, path)
     tokens = _strings(metadata, "tokenizer.ggml.tokens", path)
     encoder = _encoder(tokens, _strings(metadata, "tokenizer.ggml.merges", path), rules, path)

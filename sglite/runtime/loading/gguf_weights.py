@@ -54,14 +54,14 @@ def hugging_face_name(name: str) -> str:
 class GGUFWeights:
     """Tensors are views into the memory map where their type allows; they keep it alive."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = GGUFFile(path)
-        config = config_from_gguf(self._file)
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+        config = config_from_gguf(file)
         tensors = [t for t in self._file.tensors.values() if t.name != ROPE_FREQUENCIES]
         self._tensors = {hugging_face_name(t.name): t for t in tensors}
         self._permuted = {"q_proj": config.heads, "k_proj": config.kv_heads} if config.family == "llama" else {}
         for tensor in tensors:
-            _check_type(tensor, path)
+            _check_type(tensor, file.path)
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
