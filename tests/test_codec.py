@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglite import errors
@@ -64,17 +64,19 @@ chunks = st.builds(
     logprobs=logprobs,
     finish=st.none()
     | st.builds(Finish, st.sampled_from(["stop", "length"]), st.none() | text | token, st.none() | text),
-    usage=st.none() | st.builds(Usage, token, token, token, token, number),
+    usage=st.none() | st.builds(Usage, prompt_tokens=token, completion_tokens=token, decode_time=number),
     prompt_logprobs=logprobs,
     scores=st.lists(st.builds(CandidateScore, text, logprobs), max_size=2).map(tuple),
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(requests)
 def test_requests_survive_the_wire(request: GenerateRequest) -> None:
     assert decode(GenerateRequest, json.loads(json.dumps(encode(request)))) == request
 
 
+@settings(max_examples=50, deadline=None)
 @given(chunks)
 def test_chunks_survive_the_wire(chunk: Chunk) -> None:
     assert decode(Chunk, json.loads(json.dumps(encode(chunk)))) == chunk
