@@ -20,15 +20,19 @@ PREDICTABLE = math.log(0.9)
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a method decides on: per choice the tokens of one spelling, and of the other one where it was scored.
+    """What a method decides on: per choice a spelling (``texts``) with its tokens, and the other one with its own.
 
-    ``unconditional`` holds the same tokens' logprobs without the prompt, for the method that asks for them.
+    ``unconditional`` holds the same tokens' logprobs without the prompt, ``sums`` the log probability of each row's
+    text over all its spellings in tokens (``other_sums`` likewise), for the methods that ask for them.
     """
 
-    choices: tuple[str, ...]
+    texts: tuple[str, ...]
     rows: tuple[Row, ...]
+    other_texts: tuple[str, ...] = ()
     others: tuple[Row, ...] = ()
     unconditional: tuple[Row, ...] = ()
+    sums: tuple[float, ...] = ()
+    other_sums: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class ChoicesMethod:
     name: str
     judge: Callable[[Scored], Verdict] = field(repr=False)
     needs_unconditional: bool = False
+    needs_sums: bool = False
     plain: bool = False
     """Whether a backend that can only generate under a ``choices`` constraint may stand in for it."""
 
@@ -115,12 +120,21 @@ def _unconditional_likelihood_normalized(scored: Scored) -> Verdict:
 
 
 def _exact(scored: Scored) -> Verdict:
-    """The logarithm of the probability that the model says the choice, in either spelling."""
-    totals = [sum(row) for row in with_ends(scored.rows)]
+    """The logarithm of the probability that the model says the choice, with or without a space before it."""
+    totals = _totals(scored.rows, scored.sums)
     if scored.others:
-        totals = [log_sum((a, sum(b))) for a, b in zip(totals, with_ends(scored.others), strict=True)]
+        others = _totals(scored.others, scored.other_sums)
+        totals = [log_sum(pair) for pair in zip(totals, others, strict=True)]
     norm = log_sum(totals)
     return Verdict(tuple(totals), {"probabilities": [math.exp(t - norm) if norm > -math.inf else 0.0 for t in totals]})
+
+
+def _totals(rows: tuple[Row, ...], sums: tuple[float, ...]) -> list[float]:
+    """Log probabilities with the end of choices that others continue; without ``sums``, of the usual spelling."""
+    totals = [math.fsum(row) for row in with_ends(rows)]
+    if not sums:
+        return totals
+    return [total - math.fsum(values(row)) + whole for total, row, whole in zip(totals, rows, sums, strict=True)]
 
 
 token_length_normalized = ChoicesMethod("token_length_normalized", _token_length_normalized, plain=True)
@@ -128,7 +142,7 @@ greedy_token_selection = ChoicesMethod("greedy_token_selection", _greedy_token_s
 unconditional_likelihood_normalized = ChoicesMethod(
     "unconditional_likelihood_normalized", _unconditional_likelihood_normalized, needs_unconditional=True
 )
-exact = ChoicesMethod("exact", _exact)
+exact = ChoicesMethod("exact", _exact, needs_sums=True)
 
 METHODS = {m.name: m for m in (token_length_normalized, greedy_token_selection, exact)}
 METHODS[unconditional_likelihood_normalized.name] = unconditional_likelihood_normalized

@@ -77,6 +77,7 @@ class Generation:
     async def collect(self, stream: AsyncIterator[Chunk], count: int) -> None:
         """Reads the stream to its end. Closing it early (by cancellation) aborts the request."""
         self.samples = [self._sample() for _ in range(count)]
+        self.call.error = None  # of an attempt before this one
         try:
             async for chunk in stream:
                 self._take(chunk)

@@ -126,7 +126,7 @@ async def _gen(branch: Branch, node: n.Gen, variable: Variable, site: Site | Non
     variable.meta = meta_of(generation, with_text=made.with_text)
     branch.generating = variable
     try:
-        await generation.collect(run.backend.generate(request), made.sampling.n)
+        await run.traffic.send(lambda: generation.collect(run.backend.generate(request), made.sampling.n))
     except asyncio.CancelledError:
         if not variable.stopped:
             raise
@@ -154,7 +154,7 @@ async def _select(branch: Branch, node: n.Select, variable: Variable, site: Site
     async def send(prompt: Prompt, **request: Any) -> list[Chunk]:
         call = branch.start_call("select", node.name, site)
         made = scoring_request(call.request_id, prompt, info, program=branch.program(), **request)
-        return await gather(call, branch.run.backend.generate(made))
+        return await branch.run.traffic.send(lambda: gather(call, branch.run.backend.generate(made)))
 
     decision = await decide(node, branch.transcript.prompt(), info, send)
     variable.meta = lambda: decision.meta

@@ -13,6 +13,7 @@ from sglite.chat import Frames
 from sglite.errors import ProgramError
 from sglite.lang.calls import ProgramTrace
 from sglite.lang.options import Options
+from sglite.lang.traffic import traffic_of
 from sglite.lang.waiting import Home, Signal
 from sglite.protocol import Backend, ModelInfo
 
@@ -29,6 +30,7 @@ class Run:
         self.options = options
         self.stream = stream
         self.info = _infos.get(backend)
+        self.traffic = traffic_of(backend)
         self.trace = ProgramTrace(self.id, function)
         self.changed = Signal()
         self.body = Body()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from sglite.errors import RequestError, UnsupportedError
 from sglite.lang.choices import Row, Scored, log_sum, mean_logprob, values, with_ends
 from sglite.lang.meta import entries
 from sglite.lang.nodes import Select
+from sglite.lang.paths import sum_over_spellings
 from sglite.lang.requests import sendable
 from sglite.protocol import (
     Chunk,
@@ -51,9 +53,11 @@ async def decide(node: Select, prompt: Prompt, info: ModelInfo, send: Sender) ->
     spellings = _spellings(node.choices)
     texts = tuple(dict.fromkeys((*node.choices, *(text for spelling in spellings for text in spelling))))
     known = dict(zip(texts, await _score(prompt, texts, info, send), strict=True))
-    scored = _likelier_spelling([tuple(known[text] for text in spelling) for spelling in spellings], node.choices)
+    scored = _likelier_spelling(spellings, known)
     if node.method.needs_unconditional:
         scored = await _add_unconditional(scored, info, send)
+    if node.method.needs_sums and can.candidates and can.token_prompts:
+        scored = await _add_sums(scored, prompt, send)
     verdict = node.method.judge(scored)
     choice = node.choices[verdict.pick(node.temperature)]
     own = [known[text] for text in node.choices]
@@ -76,17 +80,24 @@ def _spellings(choices: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [bare, tuple(" " + text for text in bare)]
 
 
-def _likelier_spelling(spellings: Sequence[tuple[Row, ...]], choices: tuple[str, ...]) -> Scored:
-    ranked = sorted(spellings, key=lambda rows: log_sum([sum(v) for v in with_ends(rows)]), reverse=True)
-    return Scored(choices, ranked[0], ranked[1] if len(ranked) > 1 else ())
+def _likelier_spelling(spellings: Sequence[tuple[str, ...]], known: Mapping[str, Row]) -> Scored:
+    def likelihood(texts: tuple[str, ...]) -> float:
+        return log_sum([math.fsum(row) for row in with_ends([known[text] for text in texts])])
+
+    texts, *others = sorted(spellings, key=likelihood, reverse=True)
+    other_texts = others[0] if others else ()
+    return Scored(texts, _rows(texts, known), other_texts, _rows(other_texts, known))
+
+
+def _rows(texts: tuple[str, ...], known: Mapping[str, Row]) -> tuple[Row, ...]:
+    return tuple(known[text] for text in texts)
 
 
 async def _add_unconditional(scored: Scored, info: ModelInfo, send: Sender) -> Scored:
     """Scores the same texts after nothing but the token that begins (or ends) a text."""
-    texts = tuple("".join(t.text for t in row) for row in scored.rows)
     start = info.bos_token or info.eos_token
     prompt: Prompt = (Text(start, special=True),) if start else (Text("\n"),)
-    rows = await _score(prompt, texts, info, send)
+    rows = await _score(prompt, scored.texts, info, send)
     aligned = tuple(_aligned(row, alone) for row, alone in zip(scored.rows, rows, strict=True))
     return replace(scored, unconditional=aligned)
 
@@ -97,6 +108,21 @@ def _aligned(row: Row, alone: Row) -> Row:
         return alone
     mean = sum(values(alone)) / len(row)
     return tuple(replace(token, logprob=mean) for token in row)
+
+
+async def _add_sums(scored: Scored, prompt: Prompt, send: Sender) -> Scored:
+    texts, rows = (*scored.texts, *scored.other_texts), (*scored.rows, *scored.others)
+    usual = {text: math.fsum(values(row)) for text, row in zip(texts, rows, strict=True)}
+
+    async def score(so_far: Prompt, texts: tuple[str, ...]) -> dict[str, Row]:
+        return dict(zip(texts, await _score_candidates(so_far, texts, send), strict=True))
+
+    sums = await sum_over_spellings(prompt, usual, score)
+    return replace(
+        scored,
+        sums=tuple(sums[text] for text in scored.texts),
+        other_sums=tuple(sums[text] for text in scored.other_texts),
+    )
 
 
 async def _score(prompt: Prompt, texts: tuple[str, ...], info: ModelInfo, send: Sender) -> list[Row]:

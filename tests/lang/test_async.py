@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import threading
 import time
 
@@ -352,3 +353,105 @@ def test_leaving_a_generator_of_a_batch_early_aborts_the_rest() -> None:
     states.close()
     until(lambda: not mock.running)
     assert len(mock.requests) == 5
+
+
+class Narrow(MockBackend):
+    """Takes two requests at a time and refuses the others."""
+
+    async def generate(self, request):
+        if self.running >= 2:
+            raise sgl.OverloadedError("full")
+        async for chunk in super().generate(request):
+            yield chunk
+
+
+def test_a_full_queue_makes_programs_wait() -> None:
+    mock = Narrow("x", latency=0.001)
+
+    @sgl.function
+    def wide(s):
+        forks = s.fork(30)
+        forks += "q" + sgl.gen("x")
+        forks.join()
+
+    assert wide.run(backend=mock)["x"] == ["x"] * 30
+    assert len(mock.requests) == 30
+
+
+def test_a_queue_full_of_others_is_an_error() -> None:
+    mock = Narrow("x")
+    mock.running = 2
+
+    @sgl.function
+    def wide(s):
+        forks = s.fork(5)
+        forks += "q" + sgl.gen("x")
+        forks.join()
+
+    with pytest.raises(sgl.OverloadedError, match="full"):
+        wide.run(backend=mock)["x"]
+
+
+def test_waiting_for_room_can_be_cancelled() -> None:
+    mock = Narrow("x", latency=60)
+
+    @sgl.function
+    def wide(s):
+        forks = s.fork(5)
+        forks += "q" + sgl.gen("x")
+        until(lambda: mock.running == 2)
+        s.cancel()
+        return forks
+
+    forks = wide.run(backend=mock).ret_value
+    for fork in forks:
+        with pytest.raises(AbortedError):
+            fork["x"]
+    until(lambda: not mock.running)
+
+
+def test_ctrl_c_aborts_the_requests() -> None:
+    mock = MockBackend("x", latency=60)
+
+    @sgl.function
+    def program(s):
+        forks = s.fork(3)
+        forks += "q" + sgl.gen("x")
+        forks.join()
+        s["x"]
+
+    def interrupt() -> None:
+        until(lambda: mock.running == 3)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        program.run(backend=mock)
+    until(lambda: not mock.running)
+    assert len(mock.aborted) == 3
+
+
+def test_ctrl_c_ends_a_batch() -> None:
+    mock = MockBackend("x", latency=60)
+
+    @sgl.function
+    def program(s, i):
+        s += "q" + sgl.gen("x")
+        return s["x"]
+
+    def interrupt() -> None:
+        until(lambda: mock.running == 4)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        program.run_batch([(i,) for i in range(10)], backend=mock, num_threads=4)
+    until(lambda: not mock.running)
+    assert len(mock.requests) == 4
+
+
+def test_thousands_of_states_in_one_process() -> None:
+    before = threading.active_count()
+    states = ask.run_batch([{"question": "q"}] * 3000, backend=MockBackend("x"))
+    assert all(state.ret_value == "x" for state in states)
+    assert threading.active_count() <= before + 1
