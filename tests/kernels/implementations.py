@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from sglite.kernels import get_ops
+from sglite.kernels.native import NativeOps, available
 from sglite.kernels.ops import Ops
 
 CPU = torch.device("cpu")
@@ -27,6 +29,21 @@ IMPLEMENTATIONS = {
     "cpu": Implementation(lambda dtype: get_ops("cpu", CPU, dtype, "dense")),
     "cpu int8": Implementation(lambda dtype: get_ops("cpu", CPU, dtype, "int8"), weight_error=0.02),
 }
+
+
+def _native(weights: Literal["dense", "int8", "int4"], weight_error: float, *, amx: bool) -> Implementation:
+    def make(dtype: torch.dtype) -> Ops:
+        return NativeOps(CPU, dtype, weights, 2, amx=amx)
+
+    return Implementation(make, weight_error, (torch.bfloat16,))
+
+
+if available() is None:
+    for amx in (True, False):  # without tile instructions the two are the same
+        name = "native" if amx else "native, vectors"
+        IMPLEMENTATIONS[name] = _native("dense", 0.0, amx=amx)
+        IMPLEMENTATIONS[f"{name} int8"] = _native("int8", 0.02, amx=amx)
+        IMPLEMENTATIONS[f"{name} int4"] = _native("int4", 0.1, amx=amx)
 
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Error allowed by the activation dtype alone."""

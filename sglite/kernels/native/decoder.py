@@ -35,7 +35,13 @@ def supported(weights: DecoderWeights) -> bool:
 
 
 def _same_but_window(a: AttentionSpec, b: AttentionSpec) -> bool:
-    return (a.heads, a.kv_heads, a.head_dim, a.scale, a.softcap) == (b.heads, b.kv_heads, b.head_dim, b.scale, b.softcap)
+    return (a.heads, a.kv_heads, a.head_dim, a.scale, a.softcap) == (
+        b.heads,
+        b.kv_heads,
+        b.head_dim,
+        b.scale,
+        b.softcap,
+    )
 
 
 def as_attention(spec: AttentionSpec) -> library.Attention:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from sglite.kernels.native.build import BuildError, library
 
 DENSE, INT8, INT4 = 0, 1, 2
 """Matrix formats."""
 
-_Fields = ClassVar[list[tuple[str, Any]]]
+_Fields: TypeAlias = "list[tuple[str, Any]]"
 
 
 class Matrix(Structure):
-    _fields_: _Fields = [
+    _fields_: ClassVar[_Fields] = [
         ("format", c_int32),
         ("rows", c_int32),
         ("columns", c_int32),
@@ -30,7 +30,7 @@ class Matrix(Structure):
 
 
 class Batch(Structure):
-    _fields_: _Fields = [
+    _fields_: ClassVar[_Fields] = [
         ("tokens", c_int32),
         ("rows", c_int32),
         ("wanted", c_int32),
@@ -48,7 +48,7 @@ class Batch(Structure):
 
 
 class Pool(Structure):
-    _fields_: _Fields = [
+    _fields_: ClassVar[_Fields] = [
         ("keys", c_void_p),
         ("values", c_void_p),
         ("positions", c_int64),
@@ -60,7 +60,7 @@ class Pool(Structure):
 
 
 class Attention(Structure):
-    _fields_: _Fields = [
+    _fields_: ClassVar[_Fields] = [
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
@@ -71,7 +71,7 @@ class Attention(Structure):
 
 
 class Layer(Structure):
-    _fields_: _Fields = [
+    _fields_: ClassVar[_Fields] = [
         ("attention_norm", c_void_p),
         ("mlp_norm", c_void_p),
         ("q_norm", c_void_p),
@@ -86,7 +86,7 @@ class Layer(Structure):
 
 
 class Decoder(Structure):
-    _fields_: _Fields = [
+    _fields_: ClassVar[_Fields] = [
         ("layers", c_int32),
         ("hidden", c_int32),
         ("intermediate", c_int32),

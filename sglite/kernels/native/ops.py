@@ -90,9 +90,7 @@ class NativeOps:
         half = x.dtype == torch.bfloat16
         x = x if x.stride(-1) == 1 or x.shape[1] == 1 else x.contiguous()
         y = torch.empty(len(x), matrix.rows, dtype=x.dtype)
-        self._library.sglite_linear(
-            self.context, byref(matrix), x.data_ptr(), x.stride(0), len(x), y.data_ptr(), half
-        )
+        self._library.sglite_linear(self.context, byref(matrix), x.data_ptr(), x.stride(0), len(x), y.data_ptr(), half)
         return y
 
     def allocate_kv(self, shape: KVShape) -> NativeKV:
@@ -146,6 +144,31 @@ class NativeOps:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return self._plain.silu_mul(gate_up)
+
+    def argmax(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The likeliest token of each row and its logit: int64 [R] and fp32 [R]; -1 and -inf where none is allowed.
+
+        ``logits`` fp32 [R, V]; ``mask`` packed int32 [R, ceil(V / 32)], set bits are allowed. The first of equals wins;
+        an allowed NaN wins over everything.
+        """
+        logits = logits.contiguous()
+        assert logits.dtype == torch.float32
+        assert mask is None or (mask.dtype == torch.int32 and mask.stride(1) == 1)
+        rows, width = logits.shape
+        ids, values = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        allowed, stride = (None, 0) if mask is None else (mask.data_ptr(), mask.stride(0))
+        self._library.sglite_argmax(
+            self.context, logits.data_ptr(), allowed, stride, rows, width, ids.data_ptr(), values.data_ptr()
+        )
+        return ids, values
+
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
+        """fp32 [R] of logits [R, V]: a token's log-probability is its logit less this."""
+        logits = logits.contiguous()
+        assert logits.dtype == torch.float32
+        out = torch.empty(len(logits))
+        self._library.sglite_log_sum_exp(self.context, logits.data_ptr(), *logits.shape, out.data_ptr())
+        return out
 
     def fused_decoder(self, weights: DecoderWeights) -> Callable[[ForwardBatch, KVPool], Tensor] | None:
         """The whole stack as one call; None for shapes the library has no form for (see ``decoder.supported``).

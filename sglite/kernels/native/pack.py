@@ -32,7 +32,12 @@ class NativeLinear:
 
 
 def pack(weights: Sequence[WeightSource], bias: Tensor | None, format: WeightFormat) -> NativeLinear:
-    """The weights, which share their K, stacked and packed as one matrix."""
+    """The weights, which share their K, stacked and packed as one matrix.
+
+    What a file holds in 8-bit blocks keeps 8 bits when ``format`` is int4: GGUF files do so where 4 bits cost quality.
+    """
+    if format == "int4" and any(isinstance(w, BlockQuantized) and w.format == "Q8_0" for w in weights):
+        format = "int8"
     packer = {"dense": _pack_dense, "int8": _pack_int8, "int4": _pack_int4}[format]
     return packer(weights, None if bias is None else _padded_rows(bias.float()))
 
@@ -59,8 +64,7 @@ def _matrix(
 
 def _pack_dense(weights: Sequence[WeightSource], bias: Tensor | None) -> NativeLinear:
     codes = torch.cat([_padded(dense(w, torch.float32), 1, 32).to(torch.bfloat16) for w in weights])
-    panels = _padded_rows(codes).unflatten(0, (-1, PANEL)).unflatten(2, (-1, 2))
-    return _matrix(DENSE, weights, 32, _laid_out(panels), None, None, None, bias)
+    return _matrix(DENSE, weights, 32, _in_panels(_padded_rows(codes), 2), None, None, None, bias)
 
 
 def _pack_int8(weights: Sequence[WeightSource], bias: Tensor | None) -> NativeLinear:
@@ -68,8 +72,7 @@ def _pack_int8(weights: Sequence[WeightSource], bias: Tensor | None) -> NativeLi
     pairs = [_int8_rows(w) for w in weights]
     codes, scale = (_padded_rows(torch.cat(parts)) for parts in zip(*pairs, strict=True))
     sums = codes.sum(dim=1, dtype=torch.int32)
-    panels = codes.unflatten(0, (-1, PANEL)).unflatten(2, (-1, 4))
-    return _matrix(INT8, weights, 64, _laid_out(panels), scale, None, sums, bias)
+    return _matrix(INT8, weights, 64, _in_panels(codes, 4), scale, None, sums, bias)
 
 
 def _int8_rows(weight: WeightSource) -> tuple[Tensor, Tensor]:
@@ -82,10 +85,11 @@ def _pack_int4(weights: Sequence[WeightSource], bias: Tensor | None) -> NativeLi
     """4-bit codes with a scale and a minimum for 32 columns: GGUF's Q4 blocks as they are, others rounded to it."""
     triples = [_int4_blocks(w) for w in weights]
     codes, scale, minimum = (_padded_rows(torch.cat(parts)) for parts in zip(*triples, strict=True))
-    quads = codes.unflatten(0, (-1, PANEL)).unflatten(3, (2, 4, 4))  # [panel, n, group, half, i, j]
+    groups = codes.shape[1]
+    quads = codes.view(-1, PANEL, groups, 2, 4, 4)  # [panel, n, group, half, i, j]
     nibbles = quads[:, :, :, 0] | (quads[:, :, :, 1] << 4)
     by_group = nibbles.permute(0, 2, 3, 1, 4).contiguous()  # [panel, group, i, n, j]
-    scale, minimum = (x.unflatten(0, (-1, PANEL)).transpose(1, 2).half().contiguous() for x in (scale, minimum))
+    scale, minimum = (x.view(-1, PANEL, groups).transpose(1, 2).half().contiguous() for x in (scale, minimum))
     return _matrix(INT4, weights, BLOCK, by_group, scale, minimum, None, bias)
 
 
@@ -95,7 +99,7 @@ def _int4_blocks(weight: WeightSource) -> tuple[Tensor, Tensor, Tensor]:
         codes = torch.cat([weight.codes & 0x0F, weight.codes >> 4], dim=-1)
         offset = weight.offset if weight.offset is not None else -8 * weight.scale
         return codes, weight.scale.float(), offset.float()
-    blocks = _padded(dense(weight, torch.float32), 1, BLOCK).unflatten(1, (-1, BLOCK))
+    blocks = _padded(dense(weight, torch.float32), 1, BLOCK).view(weight.shape[0], -1, BLOCK)
     low, high = blocks.aminmax(dim=2)
     # what is stored is fp16, so the codes are chosen for the values that will be used
     minimum = low.half().float()
@@ -105,9 +109,9 @@ def _int4_blocks(weight: WeightSource) -> tuple[Tensor, Tensor, Tensor]:
     return codes.to(torch.uint8), scale, minimum
 
 
-def _laid_out(panels: Tensor) -> Tensor:
-    """[panel, n, k / unit, unit] -> [panel, k / unit, n, unit]"""
-    return panels.transpose(1, 2).contiguous()
+def _in_panels(codes: Tensor, unit: int) -> Tensor:
+    """[N, K] -> [panel, K / unit, n, unit]"""
+    return codes.view(-1, PANEL, codes.shape[1] // unit, unit).transpose(1, 2).contiguous()
 
 
 def _ceil(n: int, unit: int) -> int:
