@@ -71,7 +71,7 @@ class NativeOps:
             raise ConfigError(f"the compiled CPU kernels compute in bfloat16 on a CPU, not in {dtype} on {device.type}")
         self.device = device
         self.dtype = dtype
-        self._format = weights
+        self.weights = weights
         self._library = library.load()
         self.amx = amx and bool(self._library.sglite_has_amx())
         self.context = self._library.sglite_open(threads, self.amx)
@@ -82,7 +82,7 @@ class NativeOps:
         return self.pack_many([weight], bias)
 
     def pack_many(self, weights: Sequence[WeightSource], bias: Tensor | None = None) -> NativeLinear:
-        return pack(weights, bias, self._format)
+        return pack(weights, bias, self.weights)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
         """x [T, K] -> [T, N] in the dtype of x, which is bfloat16 or (for logits) float32."""
