@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-import weakref
 from functools import lru_cache
 from typing import Any
 
 from sglite.chat import Frames
 from sglite.errors import ProgramError
 from sglite.lang.calls import ProgramTrace
+from sglite.lang.memo import PerBackend
 from sglite.lang.options import Options
 from sglite.lang.traffic import traffic_of
 from sglite.lang.waiting import Home, Signal
 from sglite.protocol import Backend, ModelInfo
 
-_infos: weakref.WeakKeyDictionary[Backend, ModelInfo] = weakref.WeakKeyDictionary()
+_infos: PerBackend[ModelInfo] = PerBackend()
 
 
 class Run:
@@ -40,8 +40,7 @@ class Run:
         """Asks the backend about its model, once per backend."""
         info = _infos.get(self.backend)
         if info is None:
-            info = await self.backend.info()
-            _infos[self.backend] = info
+            info = _infos.put(self.backend, await self.backend.info())
         self.info = info
 
     @property
@@ -59,7 +58,7 @@ class Run:
 
 def forget_info(backend: Backend) -> None:
     """After something changed behind the backend."""
-    _infos.pop(backend, None)
+    _infos.forget(backend)
 
 
 def _template(info: ModelInfo) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from sglite.errors import OverloadedError
+from sglite.lang.memo import PerBackend
 from sglite.lang.waiting import Signal
 from sglite.protocol import Backend
 
@@ -69,11 +69,8 @@ class _Place:
         self.signal.notify()
 
 
-_traffic: weakref.WeakKeyDictionary[Backend, Traffic] = weakref.WeakKeyDictionary()
+_traffic: PerBackend[Traffic] = PerBackend()
 
 
 def traffic_of(backend: Backend) -> Traffic:
-    found = _traffic.get(backend)
-    if found is None:
-        found = _traffic[backend] = Traffic()
-    return found
+    return _traffic.get(backend) or _traffic.put(backend, Traffic())

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglite.errors import InvalidRequestError, ProgramError
+from sglite.lang.memo import PerBackend
 from sglite.lang.options import NAMES, Options, changed, plan
 from sglite.lang.transcript import Transcript
 from sglite.lang.waiting import Signal
@@ -160,3 +163,23 @@ def test_names_are_what_sglang_calls_them() -> None:
     expected = "max_new_tokens n temperature top_p top_k min_p frequency_penalty presence_penalty ignore_eos stop "
     expected += "stop_token_ids stop_regex return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs"
     assert set(expected.split()) <= NAMES
+
+
+def test_what_is_remembered_goes_by_identity_and_ends_with_the_backend() -> None:
+    @dataclass
+    class Unhashable:
+        name: str = "equal"
+
+    class Slotted:
+        __slots__ = ()
+
+    memo: PerBackend[int] = PerBackend()
+    first, second = Unhashable(), Unhashable()
+    assert (memo.put(first, 1), memo.get(first), memo.get(second)) == (1, 1, None)
+    assert (memo.put(Slotted(), 2), memo.get(Slotted())) == (2, None)
+    del first
+    gc.collect()
+    assert memo._known == {}
+    memo.put(second, 3)
+    memo.forget(second)
+    assert memo.get(second) is None

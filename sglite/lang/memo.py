@@ -1,0 +1,31 @@
+"""What is remembered about a backend for as long as it lives."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class PerBackend(Generic[T]):
+    """A mapping by identity, so that backends need not be hashable. What takes no weak reference is not remembered."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], T]] = {}
+
+    def get(self, backend: Any) -> T | None:
+        entry = self._known.get(id(backend))
+        return entry[1] if entry is not None and entry[0]() is backend else None
+
+    def put(self, backend: Any, value: T) -> T:
+        key = id(backend)
+        try:
+            reference = weakref.ref(backend, lambda _: self._known.pop(key, None))
+        except TypeError:
+            return value
+        self._known[key] = (reference, value)
+        return value
+
+    def forget(self, backend: Any) -> None:
+        self._known.pop(id(backend), None)
