@@ -23,6 +23,7 @@ import numpy.typing as npt
 from sglite.protocol import Constraint
 from sglite.runtime.grammar.tokens import TokenTable
 from sglite.runtime.grammar.vocabulary import Vocabulary
+from sglite.runtime.grammar.way_out import ByteMatcher
 
 MaskRow = npt.NDArray[np.int32]
 """int32 [ceil(V / 32)], bit t of word t // 32 set where token t is allowed; V is the width of the logits."""
@@ -101,6 +102,10 @@ class MaskGrammar(Protocol):
         ...
 
     def matcher(self) -> MaskMatcher: ...
+
+    def byte_matcher(self) -> ByteMatcher:
+        """The same grammar over single bytes, at the start."""
+        ...
 
 
 class MaskBackend(Protocol):

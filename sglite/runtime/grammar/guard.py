@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 
 from sglite.errors import GrammarError
 from sglite.protocol import Constraint
 from sglite.runtime.grammar.base import MaskBackend, MaskBatch, MaskGrammar, MaskMatcher, MaskRow
+from sglite.runtime.grammar.budget import Budget, Exits, sizes
 from sglite.runtime.grammar.judge import check_text
-from sglite.runtime.grammar.llguidance_backend import LLGuidanceMatcher, fill_rows, forbid
+from sglite.runtime.grammar.llguidance_backend import LLGuidanceMatcher, allow, fill_rows, forbid
 from sglite.runtime.grammar.schema import SchemaPlan, plan_schema
 from sglite.runtime.grammar.search import Search
 from sglite.runtime.grammar.stream import Violation
@@ -36,37 +38,76 @@ class GuardedBackend:
                 param=constraint.kind,
             )
         if constraint.kind != "json_schema":
-            return GuardedGrammar(self.masks, self.masks.compile(constraint), None)
+            return GuardedGrammar(self.masks, self.masks.compile(constraint), constraint.kind, None)
         plan = plan_schema(constraint.source, self.masks.compile)
-        return GuardedGrammar(self.masks, plan.masks, plan)
+        return GuardedGrammar(self.masks, plan.masks, constraint.kind, plan)
+
+
+COMPLETE = frozenset({"json_schema", "json_object", "choices"})
+"""The kinds whose answers are complete whatever the budget is."""
 
 
 class GuardedGrammar:
     """``plan`` is there for JSON schemas."""
 
-    def __init__(self, backend: MaskBackend, masks: MaskGrammar, plan: SchemaPlan | None) -> None:
+    def __init__(self, backend: MaskBackend, masks: MaskGrammar, kind: str, plan: SchemaPlan | None) -> None:
         self.backend = backend
         self.masks = masks
+        self.kind = kind
         self.plan = plan
         self.nbytes = masks.nbytes
-        self.min_tokens: int | None = None
+
+    @property
+    def min_tokens(self) -> int | None:
+        return len(self._shortest) if self._shortest is not None else None
 
     def matcher(self, budget: int | None = None) -> GuardedMatcher:
         judge = self.plan.judge if self.plan is not None else None
         search = Search(judge, self.backend.tokens) if judge is not None else None
-        return GuardedMatcher(self, self.masks.matcher(), search)
+        limit = self._budget(budget) if budget is not None and self.kind in COMPLETE else None
+        return GuardedMatcher(self, self.masks.matcher(), search, limit)
+
+    def _budget(self, tokens: int) -> Budget:
+        if self._exits.size < tokens:
+            return Budget(self._exits, tokens, None)
+        if self.min_tokens is not None and tokens < self.min_tokens:
+            raise GrammarError(
+                f"{tokens} new tokens are too few for this {self.kind}: its shortest answer has {self.min_tokens}",
+                kind="limit",
+                param="max_tokens",
+            )
+        return Budget(self._exits, tokens, self._shortest)
+
+    def wrong(self, text: bytes) -> str | None:
+        """What is wrong with a finished text that the mask accepts."""
+        return check_text(self.plan.validation, text) if self.plan is not None else None
+
+    @cached_property
+    def _exits(self) -> Exits:
+        size, growth = sizes(self.plan.mask_schema) if self.plan is not None else (64, 64)
+        return Exits(self.masks, self.backend.tokens, self.kind != "choices", size, growth)
+
+    @cached_property
+    def _shortest(self) -> list[int] | None:
+        judged = self.plan is not None and self.plan.judge is not None
+        return self._exits.shortest((lambda text: self.wrong(text) is None) if judged else None)
 
 
 class GuardedMatcher:
     """See base.Matcher. ``retreats`` counts how often it took tokens back."""
 
-    def __init__(self, grammar: GuardedGrammar, masks: MaskMatcher, search: Search | None) -> None:
+    def __init__(
+        self, grammar: GuardedGrammar, masks: MaskMatcher, search: Search | None, budget: Budget | None
+    ) -> None:
         self.masks = masks
         self.shortened = False
         self.retreats = 0
         self.settled = 0
         self._grammar = grammar
         self._search = search
+        self._budget = budget
+        self._leave = False
+        """The last token went too far: take the way out for one step."""
         self._violation: Violation | None = None
         self._text = bytearray()
         self._ends = [0]
@@ -86,11 +127,14 @@ class GuardedMatcher:
 
     def restrict(self, row: MaskRow) -> None:
         """Take out of the mask engine's row what must not follow here."""
-        if self._search is None:
-            return
-        self._restrict(row)
-        if not row.any():
-            raise self._dead_end("nothing is left to try")
+        if self._budget is not None and self._budget.way and (self._leave or self._budget.is_tight):
+            self.shortened = True
+            row.fill(0)
+            allow(row, self._budget.way[:1])
+        if self._search is not None:
+            self._restrict(row)
+            if not row.any():
+                raise self._dead_end("nothing is left to try")
 
     def _restrict(self, row: MaskRow) -> None:
         if self._search is not None:
@@ -106,14 +150,39 @@ class GuardedMatcher:
             self._ends.append(len(self._text))
             if self._search is not None:
                 self._violation = self._search.advance(self._text) or self._violation
+        if self._budget is not None:
+            self._budget.spend(ids)
+        self._leave = False
         return True
 
     def retreat(self) -> int:
         violation = self.fault()
-        if violation is None:
-            self.settled = self._settled_now()
-            return 0
-        return self._go_back(violation)
+        if violation is not None:
+            return self._go_back(violation)
+        if not self.masks.terminated and not self._fits():
+            return self._stay_within_budget()
+        self.settled = self._settled_now()
+        return 0
+
+    def _fits(self) -> bool:
+        return self._budget is None or self._budget.fits(
+            self.masks, self._text, self._is_valid_with if self._search is not None else None
+        )
+
+    def _is_valid_with(self, more: bytes) -> bool:
+        """Of a text that is judged, completed with ``more``."""
+        forbidden = self._search is not None and self._search.forbids(self._text, more)
+        return not forbidden and self._grammar.wrong(bytes(self._text) + more) is None
+
+    def _stay_within_budget(self) -> int:
+        """Take the last tokens back, down to a place that has a way out, and leave by it for one step."""
+        before = len(self._ends)
+        while len(self._ends) - 1 > self.settled:
+            self.rollback(1)
+            if self._fits() and self._budget is not None and self._budget.way:
+                self._leave = True
+                return before - len(self._ends)
+        raise self._dead_end("the budget is too small for what was begun", "limit")
 
     def fault(self) -> Violation | None:
         """What is wrong with the text so far, whatever follows it."""
@@ -121,11 +190,7 @@ class GuardedMatcher:
 
     def wrong_if_ended(self) -> str | None:
         """What is wrong with the text as a whole answer."""
-        if not self.masks.accepting:
-            return "the text is not complete"
-        if self._grammar.plan is None:
-            return None
-        return check_text(self._grammar.plan.validation, bytes(self._text))
+        return self._grammar.wrong(bytes(self._text)) if self.masks.accepting else "the text is not complete"
 
     def rollback(self, n: int) -> None:
         assert n < len(self._ends)
@@ -138,17 +203,24 @@ class GuardedMatcher:
         self.settled = min(self.settled, len(self._ends) - 1)
         if self._search is not None:
             self._search.rollback(n, len(self._text))
+        if self._budget is not None:
+            self._budget.give_back(n, len(self._text))
 
     def forced(self) -> list[int]:
         forced = self.masks.forced()
+        if self._leave or (self._budget is not None and not self._budget.allows(forced)):
+            return []
         if forced and self._search is not None:
             more = self._grammar.backend.tokens.text(forced)
             return [] if self._search.forbids(self._text, more) else forced
         return forced
 
     def clone(self) -> GuardedMatcher:
-        twin = GuardedMatcher(self._grammar, self.masks.clone(), self._search.clone() if self._search else None)
+        search = self._search.clone() if self._search is not None else None
+        budget = self._budget.clone() if self._budget is not None else None
+        twin = GuardedMatcher(self._grammar, self.masks.clone(), search, budget)
         twin.shortened, twin.retreats, twin.settled = self.shortened, self.retreats, self.settled
+        twin._leave = self._leave
         twin._violation, twin._text, twin._ends = self._violation, bytearray(self._text), list(self._ends)
         return twin
 
@@ -170,9 +242,9 @@ class GuardedMatcher:
 
     def _invalid(self) -> Violation | None:
         """Every finished answer is validated as a whole before it counts as finished."""
-        if self._grammar.plan is None or not self.masks.terminated or self.settled == len(self._ends) - 1:
+        if not self.masks.terminated or self.settled == len(self._ends) - 1:
             return None
-        wrong = check_text(self._grammar.plan.validation, bytes(self._text))
+        wrong = self._grammar.wrong(bytes(self._text))
         return None if wrong is None else Violation(0, (len(self._text),), wrong)
 
     def _settled_now(self) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, ClassVar
 
 import llguidance
 import numpy as np
@@ -56,7 +56,7 @@ class LLGuidanceBackend:
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise grammar_error(matcher.get_error(), constraint.kind)
-        grammar = LLGuidanceGrammar(matcher, self.vocabulary, constraint)
+        grammar = LLGuidanceGrammar(matcher, self.vocabulary, constraint, source)
         grammar.matcher().fill(np.zeros(self.vocabulary.words, np.int32))  # an empty language shows in the first mask
         return grammar
 
@@ -64,14 +64,78 @@ class LLGuidanceBackend:
 class LLGuidanceGrammar:
     """A compiled grammar: a matcher at the start, to be copied."""
 
-    def __init__(self, root: Any, vocabulary: Vocabulary, constraint: Constraint) -> None:
+    def __init__(self, root: Any, vocabulary: Vocabulary, constraint: Constraint, source: str) -> None:
         self._root = root
         self._vocabulary = vocabulary
+        self._source = source
         self.kind = constraint.kind
         self.nbytes = 64 * 1024 + 50 * len(constraint.source)
 
     def matcher(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self._root.deep_copy(), self._vocabulary, self.kind)
+
+    def byte_matcher(self) -> LLGuidanceBytes:
+        return LLGuidanceBytes(self._byte_root.deep_copy())
+
+    @cached_property
+    def _byte_root(self) -> Any:
+        limits = llguidance.LLParserLimits(**LIMITS)
+        return llguidance.LLMatcher(_byte_tokenizer(), self._source, log_level=0, limits=limits)
+
+
+class LLGuidanceBytes:
+    """See way_out.ByteMatcher."""
+
+    __slots__ = ("_ll",)
+
+    def __init__(self, ll: Any) -> None:
+        self._ll = ll
+
+    @property
+    def accepting(self) -> bool:
+        return bool(self._ll.is_accepting()) and not self._ll.is_error()
+
+    def accept(self, data: bytes) -> bool:
+        return bool(self._ll.consume_tokens(list(data)))
+
+    def allowed(self) -> bytes:
+        if self._ll.is_stopped():
+            return b""
+        bits = np.frombuffer(self._ll.compute_bitmask(), np.uint8)
+        found = np.flatnonzero(np.unpackbits(bits, bitorder="little")[:EOS_BYTE])
+        return found.astype(np.uint8).tobytes()
+
+    def forced(self) -> bytes:
+        return b"" if self._ll.is_stopped() else bytes(self._ll.compute_ff_bytes())
+
+    def rollback(self, n: int) -> None:
+        fine = n == 0 or self._ll.rollback(n)
+        assert fine, f"rollback of {n} bytes: {self._ll.get_error()}"
+
+    def clone(self) -> LLGuidanceBytes:
+        return LLGuidanceBytes(self._ll.deep_copy())
+
+
+EOS_BYTE = 256
+
+
+class _Bytes:
+    """A tokenizer in which every byte is a token, as llguidance's TokenizerWrapper wants it."""
+
+    eos_token_id = EOS_BYTE
+    bos_token_id = None
+    special_token_ids: ClassVar[list[int]] = [EOS_BYTE]
+    tokens: ClassVar[list[bytes]] = [*(bytes([byte]) for byte in range(256)), b"<eos>"]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@cache
+def _byte_tokenizer() -> Any:
+    return llguidance.LLTokenizer(
+        llguidance.TokenizerWrapper(_Bytes()), n_vocab=EOS_BYTE + 1, eos_token=EOS_BYTE, slices=[]
+    )
 
 
 class LLGuidanceMatcher:

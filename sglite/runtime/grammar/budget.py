@@ -1,0 +1,180 @@
+"""Keeps an answer within its budget of tokens: at every place it knows that there is a way out, or how to find one.
+
+Finding the way out of every place would cost more than the mask. So what a token can add to it at most is estimated
+(``growth``), and the way is looked for only when that estimate comes near what is left. It is only an estimate: where
+it was wrong, the token that went too far is taken back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglite.runtime.grammar.base import MaskGrammar, MaskMatcher
+from sglite.runtime.grammar.tokens import TokenTable
+from sglite.runtime.grammar.way_out import Brackets, ByteMatcher, Valid, fewest_tokens, way_out
+
+START_WORK = 4_000
+"""Bytes tried for the fewest tokens of a grammar: about 20 ms at most."""
+STEP_WORK = 1_000
+"""Bytes tried for the way out of one place."""
+MARGIN = 16
+"""From so many tokens before the estimate on, every place is looked at: an escape or half a character adds a few."""
+
+
+@dataclass(frozen=True)
+class Exits:
+    """What a grammar knows of its ways out. ``size`` estimates that of the whole, ``growth`` of its largest part, both
+    in tokens; ``is_json`` says that brackets tell something."""
+
+    masks: MaskGrammar
+    tokens: TokenTable
+    is_json: bool
+    size: int
+    growth: int
+
+    def shortest(self, valid: Valid | None) -> list[int] | None:
+        """The fewest tokens of a complete answer, as far as the search goes."""
+        start = self.masks.byte_matcher()
+        found = way_out(start, Brackets() if self.is_json else None, START_WORK, 0, valid)
+        return (
+            None if found is None else fewest_tokens(self.tokens, found, lambda ids: _ends(self.masks.matcher(), ids))
+        )
+
+    def grown_by(self, ids: Sequence[int]) -> int:
+        """What ``ids`` add to the way out, at most."""
+        return self.growth * sum(len(self.tokens.bytes_of[id].translate(None, _INERT)) for id in ids)
+
+
+_INERT = bytes(byte for byte in range(256) if byte not in b'{[",')
+
+
+UNKNOWN: tuple[list[int] | None, int] = (None, 1 << 30)
+"""Way and estimate of a place nobody has looked at."""
+
+
+class Budget:
+    """One sequence's budget. ``way`` is a way out of this place where one is known; ``left`` counts tokens."""
+
+    def __init__(self, exits: Exits, left: int, way: list[int] | None) -> None:
+        self._exits = exits
+        self.left = left
+        self.way = way
+        self._spare: list[int] = way or []
+        self._bound = len(way) if way is not None else exits.size
+        self._before: list[tuple[list[int] | None, int]] = []
+        """Way and estimate before each token."""
+        self._bytes: ByteMatcher | None = None
+        self._read = 0
+        """Bytes of the text that ``_bytes`` has read."""
+
+    @property
+    def is_tight(self) -> bool:
+        """Nothing may follow but the way out."""
+        return self.way is not None and len(self.way) >= self.left
+
+    def spend(self, ids: Sequence[int]) -> None:
+        self.left -= len(ids)
+        self._before += [(self.way, self._bound), *[UNKNOWN] * (len(ids) - 1)][: len(ids)]
+        if self.way is not None and self.way[: len(ids)] == list(ids):
+            self.way = self.way[len(ids) :]
+            self._bound = len(self.way)
+        else:
+            self.way = None
+            self._bound += self._exits.grown_by(ids)
+
+    def fits(self, masks: MaskMatcher, text: bytes | bytearray, valid: Valid | None) -> bool:
+        """Whether the text can still be completed with what is left."""
+        if self.way is None and self._bound + MARGIN >= self.left:
+            self.way = self._find(masks, text, valid)
+            self._bound = len(self.way) if self.way is not None else self.left + 1
+        return self._bound <= self.left
+
+    def allows(self, ids: Sequence[int]) -> bool:
+        """Whether ``ids`` can be taken without a look at the ways out."""
+        return self._bound + self._exits.grown_by(ids) + len(ids) + MARGIN < self.left
+
+    def give_back(self, n: int, length: int) -> None:
+        """``n`` tokens are taken back; ``length`` bytes of text are left."""
+        self.left += n
+        self.way, self._bound = self._before[-n]
+        del self._before[-n:]
+        if self._bytes is not None and self._read > length:
+            self._bytes.rollback(self._read - length)
+            self._read = length
+
+    def clone(self) -> Budget:
+        twin = Budget(self._exits, self.left, self.way)
+        twin._spare, twin._bound, twin._before = self._spare, self._bound, list(self._before)
+        return twin
+
+    def _find(self, masks: MaskMatcher, text: bytes | bytearray, valid: Valid | None) -> list[int] | None:
+        spare = self._spare
+        if len(spare) <= self.left and _ends(masks.clone(), spare) and _holds(valid, self._exits.tokens.text(spare)):
+            return spare
+        found = way_out(self._place(text), self._brackets(text), STEP_WORK, self.left, valid)
+        ids = None if found is None else fewest_tokens(self._exits.tokens, found, lambda ids: _ends(masks.clone(), ids))
+        self._spare = ids if ids is not None else spare
+        return ids
+
+    def _place(self, text: bytes | bytearray) -> ByteMatcher:
+        if self._bytes is None:
+            self._bytes = self._exits.masks.byte_matcher()
+        fine = self._read == len(text) or self._bytes.accept(bytes(text[self._read :]))
+        assert fine, "the bytes of accepted tokens are in the grammar"
+        self._read = len(text)
+        return self._bytes
+
+    def _brackets(self, text: bytes | bytearray) -> Brackets | None:
+        return Brackets().after(text) if self._exits.is_json else None
+
+
+def _holds(valid: Valid | None, text: bytes) -> bool:
+    return valid is None or valid(text)
+
+
+def _ends(matcher: MaskMatcher, ids: list[int]) -> bool:
+    return matcher.accept(ids) and matcher.accepting
+
+
+# ----------------------------------------------------------------------------------------------------------- estimates
+
+
+def sizes(schema: dict[str, Any]) -> tuple[int, int]:
+    """The estimated tokens of the smallest value of ``schema``, and of the largest of its parts."""
+    known: dict[int, int] = {}
+    whole = _size(schema, schema.get("$defs", {}), known)
+    return whole, max(known.values(), default=whole) + 8
+
+
+def _size(node: Any, defs: dict[str, Any], known: dict[int, int]) -> int:
+    if not isinstance(node, dict):
+        return 2
+    if id(node) not in known:
+        known[id(node)] = 0  # a recursion ends somewhere
+        known[id(node)] = _own_size(node, defs, known) + sum(_parts(node, defs, known))
+        for part in (*node.get("properties", {}).values(), *node.get("patternProperties", {}).values()):
+            _size(part, defs, known)
+        _size(node.get("additionalProperties"), defs, known)
+    return known[id(node)]
+
+
+def _parts(node: dict[str, Any], defs: dict[str, Any], known: dict[int, int]) -> list[int]:
+    """Of what holds for the same value: all of it, or the largest branch."""
+    found = [_size(part, defs, known) for part in node.get("allOf", ())]
+    if "$ref" in node:
+        found.append(_size(defs.get(node["$ref"].removeprefix("#/$defs/")), defs, known))
+    branches = (node.get(keyword, ()) for keyword in ("anyOf", "oneOf"))
+    return found + [max((_size(part, defs, known) for part in parts), default=0) for parts in branches]
+
+
+def _own_size(node: dict[str, Any], defs: dict[str, Any], known: dict[int, int]) -> int:
+    values = node.get("enum", [node["const"]] if "const" in node else [])
+    constant = min((len(json.dumps(value)) for value in values), default=0)
+    text = node.get("minLength", 0) + 16 * ("pattern" in node) + 24 * ("format" in node)
+    properties = node.get("properties", {})
+    members = sum(len(name) // 2 + 4 + _size(properties.get(name), defs, known) for name in node.get("required", ()))
+    item = max((_size(part, defs, known) for part in (node.get("items"), *node.get("prefixItems", ()))), default=2)
+    return 3 + constant + int(text) + members + int(node.get("minItems", 0)) * (1 + item)

@@ -1,0 +1,182 @@
+"""A short way out of a text: what has to follow until it is complete.
+
+llguidance does not know it. So it is searched for in bytes, over copies of a matcher whose tokens are the 256 bytes:
+there a mask costs 3 us, and what is forced comes in one piece. The search follows the most promising byte first (close
+what is open, go where one has not been) and then the ways that leave that path once, twice and so on. What it finds
+is cut into the fewest tokens. Nothing found means only that: the search is bounded.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from sglite.runtime.grammar.tokens import TokenTable
+
+WIDE = 24
+"""Where more bytes than this are allowed, they are mostly the content of a string, and a few stand for all."""
+SAMPLES = b'"}],:01aA -.@/'
+PREFERRED = b'}]",0123456789[ntf{'
+"""What tends to end a value soonest, best first."""
+
+
+Valid = Callable[[bytes], bool]
+
+
+class ByteMatcher(Protocol):
+    """A place in a grammar whose tokens are single bytes."""
+
+    @property
+    def accepting(self) -> bool: ...
+
+    def accept(self, data: bytes) -> bool:
+        """False when ``data`` cannot follow; the matcher is of no use any more then."""
+        ...
+
+    def allowed(self) -> bytes:
+        """The bytes that may follow, in order."""
+        ...
+
+    def forced(self) -> bytes:
+        """The bytes that must follow."""
+        ...
+
+    def rollback(self, n: int) -> None:
+        """Take the last ``n`` bytes back."""
+        ...
+
+    def clone(self) -> Self: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Brackets:
+    """What is open in a JSON text: at least so many bytes are still to come."""
+
+    depth: int = 0
+    in_string: bool = False
+    escaped: bool = False
+
+    def after(self, data: bytes | bytearray) -> Brackets:
+        depth, in_string, escaped = self.depth, self.in_string, self.escaped
+        for byte in data:
+            if escaped:
+                escaped = False
+            elif in_string:
+                escaped, in_string = byte == 0x5C, byte != 0x22
+            elif byte == 0x22:
+                in_string = True
+            else:
+                depth += (byte in b"[{") - (byte in b"]}")
+        return Brackets(depth, in_string, escaped)
+
+    @property
+    def open(self) -> int:
+        return self.depth + self.in_string
+
+
+def way_out(start: ByteMatcher, brackets: Brackets | None, work: int, enough: int, valid: Valid | None) -> bytes | None:
+    """The shortest bytes after which the text is complete and ``valid`` (None: all are) that trying ``work`` bytes
+    finds; or the first that are no more than ``enough``. ``brackets`` is what is open in a JSON text, None for other
+    grammars."""
+    for samples in (SAMPLES, bytes(range(0x20, 0x7F))):
+        search = _Search(start, brackets, work, samples, merge=valid is None)
+        for path in search.ways():
+            if (search.bound is None or len(path) < len(search.bound)) and (valid is None or valid(path)):
+                search.bound = path
+                if len(path) <= enough:
+                    break
+        if search.bound is not None:
+            return search.bound
+    return None
+
+
+_State = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A place on the way: what was written, what may follow it, what is open there, and how it looks from outside."""
+
+    path: bytes
+    matcher: ByteMatcher
+    opened: Brackets | None
+    state: _State
+
+    @property
+    def open(self) -> int:
+        return self.opened.open if self.opened is not None else 0
+
+
+class _Search:
+    def __init__(self, start: ByteMatcher, brackets: Brackets | None, work: int, samples: bytes, merge: bool) -> None:
+        self._samples = samples
+        self._merge = merge
+        self._start = _Step(b"", start.clone(), brackets, (b"", b""))
+        self._work = work
+        self._seen: Counter[_State] = Counter()
+        self.bound: bytes | None = None
+        """The best way known: longer ones are not followed."""
+
+    def ways(self) -> Iterator[bytes]:
+        ties = itertools.count()
+        heap: list[tuple[int, int, _Step]] = [(0, 0, self._start)]
+        while heap and self._work > 0:
+            detours, _, step = heapq.heappop(heap)
+            if step.matcher.accepting:
+                yield step.path
+                continue
+            self._seen[step.state] += 1
+            for rank, next_step in enumerate(self._steps(step)):
+                heapq.heappush(heap, (detours + rank, -next(ties), next_step))
+
+    def _steps(self, step: _Step) -> list[_Step]:
+        """The next places, the most promising first; of those that look alike one is enough (with ``merge``)."""
+        found: dict[tuple[_State, int], tuple[tuple[int, ...], _Step]] = {}
+        for byte in self._candidates(step.matcher.allowed()):
+            self._work -= 1
+            child = step.matcher.clone()
+            ahead = _advance(child, byte)
+            if ahead is None:
+                continue
+            more = bytes([byte]) + ahead
+            opened = step.opened.after(more) if step.opened is not None else None
+            state = (child.allowed() + bytes([child.accepting]), ahead)
+            after = _Step(step.path + more, child, opened, state)
+            rank = (after.open, self._seen[state], _preference(byte), len(ahead))
+            key = (state, 0 if self._merge else byte)
+            if self._may_be_shorter(after) and (key not in found or rank < found[key][0]):
+                found[key] = (rank, after)
+        return [after for _, after in sorted(found.values(), key=lambda entry: entry[0])]
+
+    def _candidates(self, allowed: bytes) -> bytes:
+        if len(allowed) <= WIDE:
+            return allowed
+        return bytes(byte for byte in self._samples if byte in allowed) or allowed[:WIDE]
+
+    def _may_be_shorter(self, step: _Step) -> bool:
+        return self.bound is None or len(step.path) + step.open < len(self.bound)
+
+
+def _preference(byte: int) -> int:
+    found = PREFERRED.find(byte)
+    return found if found >= 0 else len(PREFERRED)
+
+
+def _advance(matcher: ByteMatcher, byte: int) -> bytes | None:
+    """Take ``byte`` and what it forces; None where that leads nowhere."""
+    if not matcher.accept(bytes([byte])):
+        return None
+    ahead = matcher.forced()
+    return ahead if not ahead or matcher.accept(ahead) else None
+
+
+def fewest_tokens(tokens: TokenTable, text: bytes, allows: Callable[[list[int]], bool]) -> list[int] | None:
+    """The fewest tokens for a way out; a space after a comma or colon is tried where that makes for longer tokens."""
+    spaced = re.sub(rb'([,:])(?=["\[{0-9tfn-])', rb"\1 ", text)
+    spellings = [ids for ids in (tokens.fewest(text), tokens.fewest(spaced)) if ids is not None]
+    return next((ids for ids in sorted(spellings, key=len) if allows(ids)), None)

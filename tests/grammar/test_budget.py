@@ -1,0 +1,154 @@
+"""Never truncated: whatever the budget, a constrained answer is complete when it is used up."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+from conftest import drive
+
+from sglite.errors import GrammarError
+
+TEXT, INTEGER = {"type": "string"}, {"type": "integer"}
+
+
+def closed(properties: dict, **more) -> dict:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+        **more,
+    }
+
+
+SCHEMAS = {
+    "record": closed({"name": TEXT, "age": INTEGER, "ok": {"type": "boolean"}}),
+    "optional parts": {
+        "type": "object",
+        "properties": {"a": closed({"x": TEXT, "y": closed({"z": INTEGER})}), "b": TEXT},
+    },
+    "recursive": {
+        "$ref": "#/$defs/tree",
+        "$defs": {"tree": closed({"name": TEXT, "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}}})},
+    },
+    "counted": {"type": "array", "items": {"type": "string", "minLength": 3}, "minItems": 2},
+    "pattern": closed(
+        {"date": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}$"}, "n": {"type": "integer", "minimum": 100}}
+    ),
+    "unique": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 2},
+    "anything": {},
+    "date-time": closed({"at": {"type": "string", "format": "date-time"}}),
+    "choice": {"anyOf": [closed({"kind": {"const": "long"}, "a": TEXT, "b": TEXT}), {"type": "null"}]},
+}
+
+
+def never_ends(bench, allowed, rng):
+    """A model that goes on as long as it is let."""
+    tokens = bench.masks.tokens.bytes_of
+    going_on = [id for id in allowed if tokens[id] and not set(tokens[id]) & set(b'"}]')]
+    return int(rng.choice(going_on or allowed))
+
+
+def opens(bench, allowed, rng):
+    """A model that begins as much as it can."""
+    tokens = bench.masks.tokens.bytes_of
+    opening = [id for id in allowed if set(tokens[id]) & set(b"{[,") and b'"' not in tokens[id][:1]]
+    return int(rng.choice(opening if opening and rng.random() < 0.7 else allowed))
+
+
+@pytest.mark.parametrize("pick", [never_ends, opens, None], ids=["never ends", "opens", "likes endings"])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_budget_gives_a_valid_answer(bench, name, pick):
+    schema = SCHEMAS[name]
+    grammar = bench.compile("json_schema", json.dumps(schema))
+    least = grammar.min_tokens
+    assert least is not None
+    rng = np.random.default_rng(3)
+    for budget in (least, least + 1, least + 2, least + 7, 2 * least, 2 * least + 30):
+        text, matcher = drive(bench, grammar, rng, budget=budget, pick=pick)
+        assert matcher.accepting, (budget, text)
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "text"),
+    [
+        ("choices", '["foobar", "foo", "name"]', "foo"),
+        ("json_schema", json.dumps(SCHEMAS["record"]), '{"name":"","age":0,"ok":true}'),
+        ("json_schema", json.dumps(SCHEMAS["choice"]), "null"),
+        ("json_object", "", "{}"),
+        ("json_schema", '{"type": "array", "items": {"type": "integer"}, "minItems": 3}', "[0,0,0]"),
+    ],
+)
+def test_the_minimum_is_no_more_than_a_short_answer_needs(bench, kind, source, text):
+    grammar = bench.compile(kind, source)
+    assert grammar.min_tokens is not None
+    assert grammar.min_tokens <= len(bench.ids(text))
+
+
+def test_a_budget_below_the_minimum_names_it(bench):
+    grammar = bench.compile("json_schema", json.dumps(SCHEMAS["record"]))
+    with pytest.raises(GrammarError, match=f" {grammar.min_tokens}$") as caught:
+        grammar.matcher(grammar.min_tokens - 1)
+    assert (caught.value.kind, caught.value.param) == ("limit", "max_tokens")
+
+
+def test_a_large_budget_changes_nothing(bench):
+    grammar = bench.compile("json_schema", json.dumps(SCHEMAS["record"]))
+    rng, twin = np.random.default_rng(5), np.random.default_rng(5)
+    for _ in range(5):
+        text, matcher = drive(bench, grammar, rng, budget=2000)
+        same, _ = drive(bench, grammar, twin, limit=2000)
+        assert text == same
+        assert not matcher.shortened
+
+
+def test_shortened_says_that_the_budget_spoke(bench):
+    grammar = bench.compile("json_schema", json.dumps(SCHEMAS["record"]))
+    _, matcher = drive(bench, grammar, np.random.default_rng(1), budget=grammar.min_tokens + 3, pick=never_ends)
+    assert matcher.shortened
+    assert matcher.accepting
+
+
+def test_strings_are_cut_between_characters(bench):
+    grammar = bench.compile("json_schema", json.dumps(closed({"name": TEXT})))
+
+    def foreign(bench, allowed, rng):
+        high = [id for id in allowed if bench.masks.tokens.bytes_of[id][:1] > b"\x7f"]
+        return int(rng.choice(high or allowed))
+
+    rng = np.random.default_rng(2)
+    for budget in range(grammar.min_tokens, grammar.min_tokens + 12):
+        text, matcher = drive(bench, grammar, rng, budget=budget, pick=foreign)
+        assert matcher.accepting
+        assert "\ufffd" not in text
+
+
+def test_forced_tokens_leave_a_way_out(bench):
+    grammar = bench.compile("json_schema", json.dumps(SCHEMAS["record"]))
+    for budget in range(grammar.min_tokens, grammar.min_tokens + 10):
+        matcher, count = grammar.matcher(budget), 0
+        rng = np.random.default_rng(budget)
+        while not matcher.terminated:
+            jump = matcher.forced()
+            ids = jump or [never_ends(bench, sorted(bench.allowed(matcher)), rng)]
+            assert matcher.accept(ids)
+            count += len(ids) - matcher.retreat()
+            assert count <= budget
+        assert matcher.accepting
+
+
+def test_clones_keep_their_own_budget(bench):
+    grammar = bench.compile("json_schema", json.dumps(SCHEMAS["record"]))
+    matcher = grammar.matcher(grammar.min_tokens)
+    twin = matcher.clone()
+    for one in (matcher, twin):
+        count = 0
+        while not one.terminated:
+            assert one.accept([min(bench.allowed(one))])
+            assert one.retreat() == 0
+            count += 1
+        assert count == grammar.min_tokens
