@@ -66,7 +66,8 @@ METHODS = {
     "greedy_token_selection": "Token by token, the choice whose next token is likeliest survives.",
     "unconditional_likelihood_normalized": "How much likelier the prompt makes the choice than it is by itself. "
     "Weighs out that some words are just common.",
-    "exact": "The probability that the model says the choice, over its spellings in tokens, with and without a leading space.",
+    "exact": "The probability that the model says the choice, over its spellings in tokens, with and without a leading "
+    "space.",
 }
 
 SHOWN = {

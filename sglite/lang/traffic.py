@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from sglite.errors import OverloadedError
@@ -21,13 +23,14 @@ class Traffic:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._under_way = 0
         self._waiting: deque[_Place] = deque()
 
     async def send(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of ``attempt``, a whole request that may be repeated while it is refused with OverloadedError."""
         while True:
-            self._under_way += 1
+            self._begin()
             refused = False
             try:
                 return await attempt()
@@ -36,20 +39,34 @@ class Traffic:
                 if not refused:
                     raise
             finally:
-                self._under_way -= 1
-                if self._waiting and not refused:
-                    self._waiting.popleft().free()
+                self._end(makes_room=not refused)
             await self._wait()
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._under_way += 1
+
+    def _end(self, *, makes_room: bool) -> None:
+        with self._lock:
+            self._under_way -= 1
+        if makes_room:
+            self._free_one()
+
+    def _free_one(self) -> None:
+        with suppress(IndexError):
+            self._waiting.popleft().free()
 
     async def _wait(self) -> None:
         place = _Place()
         self._waiting.append(place)
+        if not self._under_way:  # on another loop the last one has ended meanwhile
+            self._free_one()
         try:
             await place.signal.until(place.is_free)
         except BaseException:
-            if place.is_free() and self._waiting:
-                self._waiting.popleft().free()  # what was meant for us is the next one's
-            elif place in self._waiting:
+            if place.is_free():
+                self._free_one()  # what was meant for us is the next one's
+            with suppress(ValueError):
                 self._waiting.remove(place)
             raise
 
