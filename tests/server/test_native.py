@@ -184,6 +184,8 @@ def test_top_logprobs_have_no_infinities(post: Post) -> None:
         ({"text": "a", "sampling_params": {"no_stop_trim": True}}, "sampling_params.no_stop_trim"),
         ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params"),
         ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
+        ({"text": "a", "sampling_params": []}, "sampling_params"),
+        ({"text": "a", "return_logprob": []}, "return_logprob"),
     ],
 )
 def test_refusals_name_the_field(post: Post, body: dict[str, Any], param: str) -> None:

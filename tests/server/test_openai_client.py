@@ -78,6 +78,24 @@ def test_models(client: openai.OpenAI) -> None:
     assert client.models.retrieve("fake").id == "fake"
 
 
+def test_embeddings_where_the_backend_can(client: openai.OpenAI, backend: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="cannot embed"):
+        client.embeddings.create(model="fake", input="a")
+
+    async def embed(prompts: Any) -> Any:
+        return [(1, (0.6, 0.8)) for _ in prompts]
+
+    backend.embed, backend.pooling = embed, "last"
+    for encoding in ("float", "base64"):
+        format: Any = encoding
+        answer = client.embeddings.create(model="fake", input=["a", "b"], encoding_format=format)
+        assert [d.index for d in answer.data] == [0, 1]
+        assert answer.usage.prompt_tokens == 2
+    assert client.embeddings.create(model="fake", input=[1, 2]).data[0].embedding == pytest.approx([0.6, 0.8])
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        client.embeddings.create(model="fake", input="a", dimensions=5)
+
+
 def test_errors_have_the_clients_own_types(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="nope"):
         client.chat.completions.create(model="nope", messages=USER)

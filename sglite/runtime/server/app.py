@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 import sglite
 from sglite.protocol import Backend
-from sglite.runtime.server import chat, completions, failures, files, native, sglang, status, text, wire
+from sglite.runtime.server import chat, completions, embeddings, failures, files, native, sglang, status, text, wire
 from sglite.runtime.server.batches import BatchRunner
 from sglite.runtime.server.body import BoundedBody
 from sglite.runtime.server.config import ServerConfig
@@ -42,8 +42,8 @@ def create_app(backend: Backend, config: ServerConfig | None = None, store: Stor
     app.add_middleware(BoundedBody, config=config, uploads=files.UPLOADS)
     app.add_middleware(Gate, config=config)
     app.add_middleware(Door, config=config, metrics=service.metrics)
-    for part in (native, completions, chat, text, files, status, sglang, wire):
-        app.include_router(part.router)
+    for part in (native, completions, chat, embeddings, text, files, status, sglang, wire):
+        app.include_router(part.router, responses=failures.RESPONSES)
     return app
 
 

@@ -23,7 +23,7 @@ from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, make_r
 from sglite.runtime.server.prompts import TemplateArguments, render, template_of
 from sglite.runtime.server.results import total_usage
 from sglite.runtime.server.shapes import chat_logprobs, openai_usage
-from sglite.runtime.server.streams import DONE, Answer, EventStream, event
+from sglite.runtime.server.streams import DONE, STREAMED, Answer, EventStream, event
 from sglite.runtime.server.toolformats import reasoning_for, tool_format
 from sglite.runtime.server.tools import ToolChoice, Tools, toolbox
 from sglite.runtime.server.turns import CallPiece, Piece, plain_turn, tool_turns
@@ -152,7 +152,7 @@ async def _counting_calls(turns: AsyncGenerator[Piece], metrics: Metrics) -> Asy
             yield piece
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=STREAMED)
 async def chat_completions(body: ChatCompletion, context: Ctx) -> Response:
     """Answer a conversation."""
     if body.stream:

@@ -19,7 +19,7 @@ from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, finish_reason, make_request
 from sglite.runtime.server.results import Result, Sample, collect, follow, results_for
 from sglite.runtime.server.shapes import completion_logprobs, openai_usage
-from sglite.runtime.server.streams import DONE, Answer, EventStream, event
+from sglite.runtime.server.streams import DONE, STREAMED, Answer, EventStream, event
 
 DEFAULT_TOKENS = 16
 """OpenAI's default of max_tokens for this route."""
@@ -99,7 +99,7 @@ class _Call:
         return None if self.body.logprobs is None else completion_logprobs(entries, offset)
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=STREAMED)
 async def completions(body: Completion, context: Ctx) -> Response:
     """Continue one or several prompts."""
     if body.stream:

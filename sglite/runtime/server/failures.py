@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -49,6 +50,28 @@ class Failure:
 
     def response(self) -> Response:
         return JSONResponse(self.body, self.status, headers=dict(self.headers))
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request cannot be served as it is"},
+    500: {"model": ErrorBody, "description": "The request failed"},
+    503: {"model": ErrorBody, "description": "The server is starting, shutting down, or lost its model"},
+    504: {"model": ErrorBody, "description": "The request took too long"},
+}
+"""For the document of the API: what every route may answer."""
 
 
 class Refusal(HTTPException):

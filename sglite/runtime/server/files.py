@@ -62,7 +62,7 @@ async def get_file(file_id: str, context: Ctx) -> dict[str, Any]:
     return await asyncio.to_thread(_store(context).file, context.caller.namespace, file_id)
 
 
-@router.get("/v1/files/{file_id}/content")
+@router.get("/v1/files/{file_id}/content", response_class=FileResponse)
 async def get_content(file_id: str, context: Ctx) -> Response:
     path = await asyncio.to_thread(_store(context).content, context.caller.namespace, file_id)
     return FileResponse(path, media_type="application/octet-stream")

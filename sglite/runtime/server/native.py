@@ -20,7 +20,7 @@ from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.results import Result, Sample, collect, follow, results_for
 from sglite.runtime.server.shapes import native_logprobs, native_top_logprobs
-from sglite.runtime.server.streams import DONE, Answer, EventStream, event
+from sglite.runtime.server.streams import DONE, STREAMED, Answer, EventStream, event
 
 T = TypeVar("T")
 router = APIRouter(route_class=StrictRoute, tags=["native"])
@@ -108,7 +108,9 @@ class _Call:
         self.body = body
         self.single = isinstance(body.text, str) or (body.input_ids is not None and body.input_ids.single)
         prompts = _prompts(body)
-        self.samplings = _each(body.sampling_params or Sampling(), len(prompts), "sampling_params")
+        self.samplings = _each(
+            Sampling() if body.sampling_params is None else body.sampling_params, len(prompts), "sampling_params"
+        )
         _bound(context, len(prompts), sum(s.n for s in self.samplings))
         self.rids = _rids(body, len(prompts))
         self.requests = [
@@ -135,14 +137,14 @@ class _Call:
 
     def _logprobs(self, i: int, sampling: Sampling) -> LogprobParams | None:
         body, count = self.body, len(self.rids)
-        if not _each(body.return_logprob or False, count, "return_logprob")[i]:
+        if not _each(False if body.return_logprob is None else body.return_logprob, count, "return_logprob")[i]:
             return None
         start: int = _each(
             -1 if body.logprob_start_len is None else body.logprob_start_len, count, "logprob_start_len"
         )[i]
         if start < 0 and sampling.max_new_tokens == 0:
             start = 0  # the prompt's are all there is to return
-        top: int = _each(body.top_logprobs_num or 0, count, "top_logprobs_num")[i]
+        top: int = _each(0 if body.top_logprobs_num is None else body.top_logprobs_num, count, "top_logprobs_num")[i]
         return LogprobParams(output=True, prompt_start=start if start >= 0 else None, top=top)
 
     def shown(self, i: int, result: Result, sample: Sample) -> dict[str, Any]:
@@ -161,7 +163,7 @@ class _Call:
         return meta
 
 
-@router.post("/generate")
+@router.post("/generate", responses=STREAMED)
 async def generate(body: Generate, context: Ctx) -> Response:
     """Generate text, or score prompts with ``max_new_tokens`` 0."""
     call = _Call(body, context, (await context.model()).context_length)

@@ -20,12 +20,12 @@ from sglite.protocol import GenerateRequest
 from sglite.runtime.server.context import Context, Ctx
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.openai_fields import check_bounds
-from sglite.runtime.server.streams import DONE, EventStream, event, generate_all
+from sglite.runtime.server.streams import DONE, STREAMED, EventStream, event, generate_all
 
 router = APIRouter(route_class=StrictRoute, tags=["sglite"])
 
 
-@router.post("/v1/sglite/generate")
+@router.post("/v1/sglite/generate", responses=STREAMED)
 async def generate(body: Annotated[dict[str, Any], Body()], context: Ctx) -> Response:
     """Run one GenerateRequest; the answer is always a stream."""
     request = decode(GenerateRequest, body).validate()
