@@ -107,11 +107,14 @@ def _vllm_server(program: Path, folder: Path) -> Server:
 
 
 def _openvino(folder: Path) -> Iterator[Entry]:
-    """Every exported model in ``openvino/models``, named by its folder."""
+    """The file as it is shipped, and every exported model in ``openvino/models``, named by its folder."""
     python = folder / "openvino/bin/python"
-    for model in sorted((folder / "openvino/models").glob("*/openvino_model.xml")) if python.exists() else ():
-        options = {"model": str(model.parent), "threads": THREADS}
-        yield Entry(f"OpenVINO {model.parent.name}", False, partial(Worker, str(python), "with_openvino.py", options))
+    if not python.exists():
+        return
+    exports = sorted(path.parent for path in (folder / "openvino/models").glob("*/openvino_model.xml"))
+    for kind, model in [("Q4_1", _shipped()), *((path.name, path) for path in exports)]:
+        options = {"model": str(model), "threads": THREADS}
+        yield Entry(f"OpenVINO {kind}", False, partial(Worker, str(python), "with_openvino.py", options))
 
 
 def exported(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI in process, with prefix caching. Options: model (what ``optimum-cli`` exported), threads."""
+"""OpenVINO GenAI in process, with prefix caching. Options: model (an exported folder or a GGUF file), threads."""
 
 import itertools
 import json
