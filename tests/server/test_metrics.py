@@ -80,6 +80,7 @@ def test_an_engines_own_gauges(call: Call, backend: Any) -> None:
     backend.stats = stats
     found = scrape(call)
     assert (found["sglite_running"], found["sglite_waiting"], found["sglite_steps"]) == (3, 2, 7)
+    assert "sglite_pages_free" not in found  # what the engine does not tell is not 0
 
 
 def test_an_engine_that_hangs_does_not_hang_the_scrape(call: Call, backend: Any, monkeypatch: Any) -> None:
@@ -87,7 +88,9 @@ def test_an_engine_that_hangs_does_not_hang_the_scrape(call: Call, backend: Any,
 
     monkeypatch.setattr("sglite.runtime.server.metrics._STATS_TIMEOUT", 0.01)
     backend.stats = lambda: asyncio.Event().wait()
-    assert "sglite_running" in scrape(call)
+    found = scrape(call)
+    assert "sglite_requests_in_flight" in found
+    assert "sglite_running" not in found
 
 
 @pytest.mark.parametrize("text", ["a b", 'x"y', "{}"])

@@ -52,7 +52,7 @@ class Metrics:
         self.programs = self._counter("programs", "Programs seen")
         self.branches = self._counter("program_branches", "Branches of programs seen")
         self.in_flight = Gauge("sglite_requests_in_flight", "Requests inside the backend", registry=self.registry)
-        self._gauges = {name: Gauge(f"sglite_{name}", text, registry=self.registry) for name, text in _GAUGES.items()}
+        self._gauges: dict[str, Gauge] = {}  # made when the backend first tells them: an unknown number is not 0
         self._seen: OrderedDict[str, set[str]] = OrderedDict()
 
     async def exposition(self, backend: Backend) -> bytes:
@@ -91,9 +91,11 @@ class Metrics:
             self.branches.inc()
 
     def _set_gauges(self, stats: Mapping[str, Any]) -> None:
-        for name, gauge in self._gauges.items():
+        for name, text in _GAUGES.items():
             if isinstance(stats.get(name), int | float):
-                gauge.set(stats[name])
+                if name not in self._gauges:
+                    self._gauges[name] = Gauge(f"sglite_{name}", text, registry=self.registry)
+                self._gauges[name].set(stats[name])
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(f"sglite_{name}_seconds", text, buckets=_SECONDS, registry=self.registry)
