@@ -14,11 +14,8 @@ from sglite.errors import ConfigError
 PATIENCE = 128
 """How many admissions a waiting sequence may be passed over beyond its turn in order of arrival."""
 
-QUANTUM = 4096
+QUANTUM = 2048
 """Tokens after which a program first counts as a long one; each next level is twice as long."""
-
-SLACK = 0.1
-"""Share of the pool that must be left for a program that would start cold, so that those inside can grow."""
 
 Rank = tuple[int, ...]
 """A place in line: the least goes first, and the last is the first to give way. The scheduler adds the arrival."""
@@ -28,10 +25,12 @@ Rank = tuple[int, ...]
 class Standing:
     """What a rank is made of. A request without a program is one of its own.
 
-    ``arrival`` is the program's, ``attained`` how many tokens were computed for it so far.
+    ``arrival`` is the program's, ``attained`` how many tokens were computed for it so far; ``resident`` says that it
+    keeps a prefix in the cache.
     """
 
     priority: int
+    resident: bool
     arrival: int
     attained: int
 
@@ -54,8 +53,10 @@ def by_arrival(standing: Standing) -> Rank:
 
 
 def least_attained(standing: Standing) -> Rank:
-    """Short programs before long ones as far as is known, and of about equal ones the first (a multi-level queue)."""
-    return (-standing.priority, (standing.attained // QUANTUM).bit_length(), standing.arrival)
+    """Programs with a prefix to lose first, so that they end and make room; then those that had little so far, as they
+    are likely short; of about equal ones the oldest."""
+    level = (standing.attained // QUANTUM).bit_length()
+    return (-standing.priority, int(not standing.resident), level, standing.arrival)
 
 
 POLICIES = {

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from sglite.protocol import ProgramInfo
 from sglite.runtime.policy import Policy, Rank, Standing
 from sglite.runtime.radix import Lease
 from sglite.runtime.sequence import Sequence
@@ -29,7 +30,7 @@ Key = tuple[str, str]
 @dataclass(slots=True, eq=False)
 class Program:
     """``arrival`` is its first sequence's, ``attained`` counts computed tokens, ``active`` sequences in the scheduler.
-    ``kept`` is by branch, ``idle_since`` a step."""
+    ``rank`` says who gives way first, ``kept`` is by branch, ``idle_since`` a step."""
 
     arrival: int
     attained: int = 0
@@ -58,10 +59,6 @@ class Programs:
         """Programs that have called, and may call again."""
         return len(self._programs)
 
-    def counts(self, sequence: Sequence) -> bool:
-        """Whether a sequence belongs to a program, and the policy cares."""
-        return self._key(sequence) is not None
-
     def join(self, sequence: Sequence, step: int) -> None:
         """A call arrives: the sequence takes its program's place in line, or has its own."""
         program, key = Program(sequence.arrival), self._key(sequence)
@@ -70,8 +67,8 @@ class Programs:
             program.active += 1
             if self._idle.pop(key, None):
                 self._gap += 0.1 * (step - program.idle_since - self._gap)
-        program.rank = self._policy.rank(Standing(sequence.request.priority, program.arrival, program.attained))
-        sequence.rank = (*program.rank, sequence.arrival)
+        sequence.rank = (*self._rank(sequence, program, resident=bool(program.kept)), sequence.arrival)
+        program.rank = self._rank(sequence, program, resident=True)
 
     def leave(self, sequence: Sequence, lease: Lease | None, step: int) -> list[Lease]:
         """A call has ended. Its path is kept in place of the branch's last one, unless the branch has ended too."""
@@ -81,11 +78,7 @@ class Programs:
         program = self._programs[key]
         program.active -= 1
         program.attained += max(0, sequence.computed - sequence.cached)
-        released = [old] if (old := program.kept.pop(info.branch, None)) else []
-        if lease and info.last:
-            released.append(lease)
-        elif lease:
-            program.kept[info.branch] = lease
+        released = self._keep(program, info, lease)
         if program.active == 0:
             self._rest(key, program, step, ended=info.last and not program.kept)
         return released
@@ -110,12 +103,24 @@ class Programs:
         """All leases; the programs stay known."""
         return [lease for program in self._programs.values() for lease in program.take()]
 
+    def _keep(self, program: Program, info: ProgramInfo, lease: Lease | None) -> list[Lease]:
+        """What is not needed any longer. A call that never ran leaves the branch's path as it was."""
+        if lease is None and not info.last:
+            return []
+        old = program.kept.pop(info.branch, None)
+        if lease is not None and not info.last:
+            program.kept[info.branch], lease = lease, None
+        return [each for each in (old, lease) if each is not None]
+
     def _rest(self, key: Key, program: Program, step: int, *, ended: bool) -> None:
         if ended:
             del self._programs[key]
         else:
             program.idle_since = step
             self._idle[key] = program
+
+    def _rank(self, sequence: Sequence, program: Program, *, resident: bool) -> Rank:
+        return self._policy.rank(Standing(sequence.request.priority, resident, program.arrival, program.attained))
 
     def _key(self, sequence: Sequence) -> Key | None:
         """None: the sequence stands for itself."""

@@ -26,7 +26,7 @@ from sglite.runtime.ledger import PageLedger, cacheable
 from sglite.runtime.pages import PageBook
 from sglite.runtime.pins import Pins
 from sglite.runtime.plan import Plan, Row
-from sglite.runtime.policy import PATIENCE, SLACK, OutputShare, Rank, policy_named
+from sglite.runtime.policy import PATIENCE, OutputShare, Rank, policy_named
 from sglite.runtime.programs import Programs
 from sglite.runtime.radix import Lease, Namespace, PrefixCache
 from sglite.runtime.sequence import Sequence, Status
@@ -339,10 +339,9 @@ class Scheduler:
 
     def _fits(self, sequence: Sequence, lease: Lease | None) -> bool:
         """Whether there is room, which programs behind this one in line must make. Alone, anything fits."""
-        overdue = sequence.due <= self._admissions
-        behind = sequence.rank if self._running and not overdue else ANYONE
-        needed = self._reserved(sequence, lease) + (0 if overdue else self._slack(sequence, lease))
-        while needed > self._ledger.available:
+        urgent = not self._running or sequence.due <= self._admissions
+        behind = ANYONE if urgent else sequence.rank
+        while self._reserved(sequence, lease) > self._ledger.available:
             if not self._let_go(self.programs.yield_last(behind)):
                 return not self._running and self._fits_alone(sequence, lease)
         return True
@@ -357,10 +356,6 @@ class Scheduler:
         cached = lease.length // self._ledger.page_size if lease else 0
         expected = sum([max(0, self._expected_pages(other) - len(other.pages)) for other in self._running])
         return self._expected_pages(sequence) - cached + expected
-
-    def _slack(self, sequence: Sequence, lease: Lease | None) -> int:
-        cold = lease is None or 2 * lease.length < len(sequence.tokens)
-        return int(SLACK * self._ledger.total) if cold and self.programs.counts(sequence) else 0
 
     def _expected_pages(self, sequence: Sequence) -> int:
         length = len(sequence.tokens)

@@ -34,12 +34,13 @@ def flood(engine: FakeEngine, n: int = 10) -> None:
 # -------------------------------------------------------------------------------------------------------------- order
 
 
-def test_rank_prefers_priority_then_little_service_then_age():
+def test_rank_prefers_priority_then_residents_then_little_service_then_age():
     standings = [
-        Standing(1, 9, 99 * QUANTUM),
-        Standing(0, 8, QUANTUM - 1),
-        Standing(0, 1, QUANTUM),
-        Standing(0, 5, QUANTUM),
+        Standing(1, resident=False, arrival=9, attained=99 * QUANTUM),
+        Standing(0, resident=True, arrival=7, attained=99 * QUANTUM),
+        Standing(0, resident=False, arrival=8, attained=QUANTUM - 1),
+        Standing(0, resident=False, arrival=1, attained=QUANTUM),
+        Standing(0, resident=False, arrival=5, attained=QUANTUM),
     ]
     assert sorted(standings, key=least_attained) == standings
 
@@ -61,16 +62,6 @@ def test_siblings_start_one_after_the_other():
     engine.step()
     calls = [call(engine, name, [1, i], branch=str(i)) for i, name in enumerate("abcabc")]
     assert order_of_start(engine, blocker, *calls)[1:] == [calls[i] for i in (0, 3, 1, 4, 2, 5)]
-
-
-def test_long_programs_make_way_for_new_ones():
-    engine = FakeEngine(pages=4 * QUANTUM, page_size=1, max_running=1, policy="program", max_step_tokens=3 * QUANTUM)
-    call(engine, "long", [1] * (2 * QUANTUM))
-    engine.run()
-    blocker = call(engine, "z", [2] * 5, 4)
-    engine.step()
-    back, new = call(engine, "long", [1] * 5), call(engine, "new", [3] * 5)
-    assert order_of_start(engine, blocker, back, new) == [blocker, new, back]
 
 
 def test_without_the_policy_programs_are_just_requests():
@@ -176,6 +167,16 @@ def test_calls_that_end_in_the_queue_are_not_counted():
     engine.scheduler.submit(mine)
     engine.scheduler.release(mine)
     assert len(engine.scheduler.programs) == 0
+
+
+def test_a_call_that_never_ran_leaves_the_kept_prefix():
+    engine = FakeEngine(policy="program")
+    call(engine, "mine", [1] * 20)
+    engine.run()
+    engine.scheduler.release(call(engine, "mine", [1] * 24))
+    assert engine.cache.protected == 5
+    engine.scheduler.release(call(engine, "mine", [1] * 24, last=True))
+    assert engine.cache.protected == 0
 
 
 def test_a_flush_takes_what_programs_keep():
