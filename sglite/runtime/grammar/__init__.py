@@ -14,8 +14,13 @@ if TYPE_CHECKING:
 def guarded_backend(choice: str, vocabulary: Vocabulary) -> GuardedBackend:
     """What an engine (through a GrammarCache) compiles its constraints with; ``choice`` is EngineConfig.grammar."""
     from sglite.runtime.grammar.guard import GuardedBackend
-    from sglite.runtime.grammar.llguidance_backend import LLGuidanceBackend
 
-    if choice != "llguidance":
-        raise ConfigError(f"grammar={choice} is not available; use grammar=llguidance")
-    return GuardedBackend(LLGuidanceBackend(vocabulary))
+    if choice == "llguidance":
+        from sglite.runtime.grammar.llguidance_backend import LLGuidanceBackend
+
+        return GuardedBackend(LLGuidanceBackend(vocabulary))
+    if choice == "outlines":
+        from sglite.runtime.grammar.outlines_backend import OutlinesBackend
+
+        return GuardedBackend(OutlinesBackend(vocabulary))
+    raise ConfigError(f"grammar={choice} is not known; use llguidance or outlines")
