@@ -87,7 +87,7 @@ class Worker:
         self._process = Process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             self.abilities = frozenset(self._read(START_SECONDS)["ready"])
-        except FailedError:
+        except BaseException:
             self.close()
             raise
 
@@ -137,7 +137,7 @@ class Server:
         self._client = Client(url, dialect, BATCH_SECONDS)
         try:
             self._wait()
-        except FailedError:
+        except BaseException:
             self.close()
             raise
 

@@ -178,6 +178,7 @@ def plot(report: Report, path: Path) -> str | None:
     figure, axes = pyplot.subplots(rows, columns, figsize=(4 * columns, height * rows), squeeze=False, sharey=True)
     for axis, metric in zip(axes.flat, report.metrics, strict=False):
         _panel(axis, report, metric)
+    axes[0][0].invert_yaxis()  # for all: they share it
     for axis in axes.flat[len(report.metrics) :]:
         axis.set_visible(False)
     figure.tight_layout()
@@ -194,6 +195,5 @@ def _panel(axis: Any, report: Report, metric: Metric) -> None:
     above = [0 if each is None else max(each.values) - each.median for each in series]
     colours = ["tab:blue" if score.ours else "tab:gray" for score in report.scores]
     axis.barh(names, medians, xerr=[below, above], color=colours)
-    axis.invert_yaxis()
     axis.set_title(f"{metric.name}: {metric.unit}{_arrow(metric)}", fontsize=10)
     axis.tick_params(labelsize=8)
