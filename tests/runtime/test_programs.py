@@ -7,9 +7,9 @@ from fake_engine import FakeEngine, sequence
 
 from sglite.errors import CapacityError
 from sglite.protocol import ProgramInfo
-from sglite.runtime.policy import QUANTUM, Standing, least_attained
+from sglite.runtime.policy import PATIENCE, QUANTUM, Standing, least_attained
 from sglite.runtime.programs import SHORTEST_MEMORY
-from sglite.runtime.sequence import Sequence
+from sglite.runtime.sequence import Sequence, Status
 
 
 def call(engine: FakeEngine, program: str, tokens: list[int], new: int = 2, *, branch: str = "", last: bool = False):
@@ -236,3 +236,15 @@ def test_a_flush_takes_pins_too():
     engine.scheduler.pin(("", ""), [1] * 20, steps=50)
     engine.scheduler.flush()
     assert engine.book.available == engine.book.total
+
+
+def test_a_newcomer_starts_within_the_bound_under_residents_calls():
+    engine = FakeEngine(pages=400, max_running=1, policy="program")
+    call(engine, "resident", [1] * 20)
+    engine.run()
+    admissions, newcomer = engine.scheduler.stats.admissions, call(engine, "new", [2] * 20)
+    while newcomer.status is Status.WAITING:
+        while engine.scheduler.waiting < 3:
+            call(engine, "resident", [1] * 20)
+        engine.step()
+    assert PATIENCE <= engine.scheduler.stats.admissions - admissions <= PATIENCE + 2
