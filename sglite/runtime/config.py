@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sglite.errors import ConfigError
 
@@ -74,6 +74,10 @@ class EngineConfig:
         return "native" if native and self.dtype in ("auto", "bfloat16") else "cpu"
 
     def _check(self) -> None:
+        for name, hint in get_type_hints(EngineConfig).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                known = ", ".join(get_args(hint))
+                raise ConfigError(f"{name} must be one of {known}, not {getattr(self, name)!r}")
         for name in ("page_size", "max_running", "max_queue", "max_step_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -34,6 +34,9 @@ def test_auto_is_resolved(machine: dict[str, bool], options: dict[str, Any], exp
     [
         ({"device": "cuda"}, "cuda"),
         ({"page_size": 0}, "page_size"),
+        ({"weights": "int3"}, "weights"),
+        ({"kernels": "cuda"}, "kernels"),
+        ({"grammar": "none"}, "grammar"),
         ({"max_running": 0}, "max_running"),
         ({"threads": -1}, "threads"),
         ({"kv_tokens": -5}, "kv_tokens"),
