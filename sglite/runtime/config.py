@@ -75,15 +75,21 @@ class EngineConfig:
 
     def _check(self) -> None:
         for name, hint in get_type_hints(EngineConfig).items():
-            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
-                known = ", ".join(get_args(hint))
-                raise ConfigError(f"{name} must be one of {known}, not {getattr(self, name)!r}")
+            _check_value(name, hint, getattr(self, name))
         for name in ("page_size", "max_running", "max_queue", "max_step_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("threads", "context_length", "kv_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, not {getattr(self, name)}")
+
+
+def _check_value(name: str, hint: Any, value: Any) -> None:
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ConfigError(f"{name} must be one of {', '.join(get_args(hint))}, not {value!r}")
+    elif type(value) is not hint:
+        raise ConfigError(f"{name} must be of type {hint.__name__}, not {value!r}")
 
 
 def config_from(options: dict[str, Any]) -> EngineConfig:

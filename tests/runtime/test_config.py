@@ -34,6 +34,9 @@ def test_auto_is_resolved(machine: dict[str, bool], options: dict[str, Any], exp
     [
         ({"device": "cuda"}, "cuda"),
         ({"page_size": 0}, "page_size"),
+        ({"page_size": "16"}, "page_size"),
+        ({"page_size": True}, "page_size"),
+        ({"prefix_cache": 1}, "prefix_cache"),
         ({"weights": "int3"}, "weights"),
         ({"kernels": "cuda"}, "kernels"),
         ({"grammar": "none"}, "grammar"),
