@@ -240,7 +240,8 @@ class Chunk:
 
     All ids of a sample decode to all its text but the last ``uncovered`` characters, which are there when a stop
     string cut a token in two. EOS and stop token ids are not among the ids; ``finish.matched`` names them.
-    Each sample gets exactly one chunk with ``finish`` set. ``prompt_logprobs`` and ``scores`` come with it.
+    Each sample gets exactly one chunk with ``finish`` set. ``prompt_logprobs`` and ``scores`` come with it; ``usage``
+    comes with it and may come earlier, counting up to there.
     A request that failed ends by an exception out of the iterator, not by a chunk.
     """
 

@@ -106,7 +106,7 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, device: t
         runner.close()
         grammars.close()
 
-    limits = Limits(config.context_length, model.vocab_size)
+    limits = Limits(config.context_length, config.kv_tokens, model.vocab_size)
     core = EngineCore(scheduler, runner)
     info = _info(config, model, tokenizer, backend.kinds)
     return Parts(config, info, core, Intake(tokenizer, limits, rules), grammars, close)

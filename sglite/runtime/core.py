@@ -108,6 +108,8 @@ class EngineCore:
         job.sink.fail(error)
 
     def fail_all(self, error: Exception) -> None:
+        """After a failure that belongs to no request, or at the end."""
+        self.scheduler.fail()
         for job in self._jobs():
             self.fail(job, error)
 

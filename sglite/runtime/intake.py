@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sglite.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from sglite.errors import CapacityError, ContextLengthError, InvalidRequestError, UnsupportedError
 from sglite.protocol import GenerateRequest, Prompt, SamplingParams, Text, Tokens
 from sglite.runtime.candidates import CandidateGroup, CandidateTrack, build_trie
 from sglite.runtime.grammar.base import Grammar
@@ -30,9 +30,11 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``context_length`` in tokens; ``vocab_size`` is the width of the logits, which may exceed the tokenizer's."""
+    """``context_length`` and ``pool`` (what the KV pool holds) in tokens; ``vocab_size`` is the width of the logits,
+    which may exceed the tokenizer's."""
 
     context_length: int
+    pool: int
     vocab_size: int
 
 
@@ -119,15 +121,21 @@ class Intake:
         return detokenizer.push(ids) + detokenizer.flush()
 
     def _budget(self, sampling: SamplingParams, prompt_length: int) -> int:
-        """New tokens that fit: the request's number, cut to what the context leaves."""
-        room = self._limits.context_length - prompt_length
-        if room < min(1, sampling.max_new_tokens):
-            raise ContextLengthError(
-                f"the prompt has {prompt_length} tokens; the model's context is {self._limits.context_length} "
-                "with at least one new token: shorten the prompt",
-                param="prompt",
-            )
-        return min(sampling.max_new_tokens, room)
+        """New tokens that fit: the request's number, cut to what context and pool leave."""
+        least = min(1, sampling.max_new_tokens)
+        for room, error, what in (
+            (self._limits.context_length, ContextLengthError, "the model's context"),
+            (self._limits.pool, CapacityError, "the engine's KV pool (kv_tokens)"),
+        ):
+            if prompt_length + least > room:
+                raise error(
+                    f"the prompt has {prompt_length} tokens; {what} holds {room}, with at least one new token: "
+                    "shorten the prompt",
+                    param="prompt",
+                )
+        return min(
+            sampling.max_new_tokens, self._limits.context_length - prompt_length, self._limits.pool - prompt_length
+        )
 
     def _check_supported(self, request: GenerateRequest) -> None:
         if request.sampling.stop_regex:

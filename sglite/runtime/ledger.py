@@ -28,6 +28,20 @@ class PageLedger:
         """Pages that ``grow`` can find, by eviction if it must."""
         return self._book.available + (self._cache.evictable if self._cache else 0)
 
+    @property
+    def free(self) -> int:
+        return self._book.available
+
+    @property
+    def idle(self) -> int:
+        """Pages that only the cache holds."""
+        return self._cache.evictable if self._cache else 0
+
+    @property
+    def evicted(self) -> int:
+        """Pages that the cache gave up since the start."""
+        return self._cache.stats.evicted if self._cache else 0
+
     def pages_for(self, positions: int) -> int:
         return -(-positions // self.page_size)
 

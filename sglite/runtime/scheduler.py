@@ -36,7 +36,8 @@ from sglite.runtime.waiting import WaitingQueue
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """``running`` and ``waiting`` are now, the others count since the start. ``hit_tokens`` of ``prompt_tokens`` were
-    found in the cache at first admission; ``held`` counts waits for a prefix that another sequence was computing."""
+    found in the cache at first admission; ``held`` counts waits for a prefix that another sequence was computing.
+    ``pages_cached`` are held by the prefix cache alone."""
 
     running: int
     waiting: int
@@ -47,6 +48,10 @@ class SchedulerStats:
     prompt_tokens: int
     hit_tokens: int
     computed_tokens: int
+    pages_total: int
+    pages_free: int
+    pages_cached: int
+    evicted_pages: int
 
 
 class _Entry(Enum):
@@ -132,6 +137,10 @@ class Scheduler:
             prompt_tokens=self._prompt_tokens,
             hit_tokens=self._hit_tokens,
             computed_tokens=self._computed_tokens,
+            pages_total=self._ledger.total,
+            pages_free=self._ledger.free,
+            pages_cached=self._ledger.idle,
+            evicted_pages=self._ledger.evicted,
         )
 
     # ------------------------------------------------------------------------------------------------ coming and going

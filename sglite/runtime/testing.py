@@ -13,7 +13,6 @@ from sglite.runtime.engine import Engine
 from sglite.runtime.model import Model
 from sglite.runtime.model.scripted import Script, ScriptedModel
 
-
 EOS = 258
 """The byte tokenizer's end of text."""
 

@@ -124,6 +124,7 @@ class GenerateTrack:
         self._finish: Finish | None = None
         self._forced = 0
         self._retreats = 0
+        self._silent = True  # nothing was published yet
         self._unlisted = 0  # sampled tokens that end the output and are not part of it
         ends = set(self._sampling.stop_token_ids)
         self._end_ids = ends if self._sampling.ignore_eos else ends | rules.eos_ids
@@ -175,9 +176,10 @@ class GenerateTrack:
         if self._fresh and not self.clock.first_token:
             self.clock.first_token = now
         emission = self._emit_fresh()
-        if self._finish is None:
-            return [self._chunk(emission)] if emission.text or emission.ids else []
-        return [self._chunk(emission, self._finish, self._usage(now))]
+        if self._finish is None and not (emission.text or emission.ids):
+            return []
+        first, self._silent = self._silent, False
+        return [self._chunk(emission, self._finish, self._usage(now) if first or self._finish else None)]
 
     @property
     def _budget(self) -> int:

@@ -346,8 +346,10 @@ def test_the_largest_prompt_that_fits_is_served() -> None:
 
 def test_what_can_never_fit_the_pool_is_refused() -> None:
     async def main(engine: Engine) -> None:
-        with pytest.raises(CapacityError):
-            await collect(engine, request([1] * 100))
+        with pytest.raises(CapacityError) as caught:
+            await collect(engine, request([1] * 112))
+        assert caught.value.param == "prompt"
+        assert len(ids_of(await collect(engine, request([1] * 100)))) == 12, "output is cut to what the pool leaves"
 
     with scripted_engine(kv_tokens=112) as engine:
         asyncio.run(main(engine))
@@ -453,6 +455,29 @@ def test_nan_logits_fail_their_row_only() -> None:
     outcomes = outcomes_of(scripted_engine(script), request([1]), request([2]))
     assert isinstance(outcomes[0], RequestError) and "finite" in str(outcomes[0])
     assert isinstance(outcomes[1], list) and ids_of(outcomes[1]) == [5] * 24
+
+
+def test_a_mistake_of_the_engine_itself_ends_its_step_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one place that patches: no seam lets our own loop fail."""
+    broken = iter([True])
+
+    async def main(engine: Engine) -> list[Chunk]:
+        commit = engine._core.scheduler.commit
+
+        def failing(plan: Any) -> None:
+            if next(broken, False):
+                raise RuntimeError("a bug of ours")
+            commit(plan)
+
+        monkeypatch.setattr(engine._core.scheduler, "commit", failing)
+        with pytest.raises(RequestError, match="a bug of ours"):
+            await collect(engine, request([7]))
+        return await collect(engine, request([7]))
+
+    with scripted_engine() as engine:
+        answer = asyncio.run(main(engine))
+        engine._core.scheduler.check()
+    assert ids_of(answer) == greedy_by_hand([7], 24)
 
 
 def test_closing_the_engine_ends_running_requests() -> None:

@@ -163,7 +163,7 @@ class _Watch:
         now = time.perf_counter()
         if chunk.ids or chunk.text:
             self._token(chunk.index, now)
-        if chunk.usage is not None:
+        if chunk.finish is not None and chunk.usage is not None:
             self._metrics.count(chunk.usage, first=not self._counted)
             self._counted = True
             self._per_token(chunk.index, now, chunk.usage.completion_tokens)
