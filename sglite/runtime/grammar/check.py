@@ -59,6 +59,8 @@ class Checker:
         from sglite.runtime.grammar.judge import check_text
         from sglite.runtime.grammar.spelling import respell
 
+        if not _is_unicode(text):
+            return _text_answer(0, 0, "the text is not Unicode")
         found = self._read(grammar, text)
         if found["accepted"] or grammar.plan is None or check_text(grammar.plan.validation, text.encode()) is not None:
             return found
@@ -77,8 +79,15 @@ class Checker:
     def _read(self, grammar: GuardedGrammar, text: str) -> Record:
         try:
             return _read(grammar, self._encode(text))
-        except (InvalidRequestError, UnicodeError) as error:
+        except InvalidRequestError as error:
             return _text_answer(0, 0, str(error))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        return bool(text.encode()) or not text
+    except UnicodeEncodeError:
+        return False
 
 
 def _read(grammar: GuardedGrammar, ids: list[int]) -> Record:
