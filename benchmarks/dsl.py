@@ -3,8 +3,9 @@
     python benchmarks/dsl.py                      # sglite alone
     python benchmarks/dsl.py --peer PYTHON        # also SGLang's interpreter: PYTHON is one that can import sglang
 
-Prints a table and writes ``dsl.json`` beside this file. Sides take turns, and the best of the rounds counts: the rest is
-the machine's other work. "reading" waits for each variable, "appending" for the last one, "awaiting" is ``async def``.
+Prints a table and writes ``dsl.json`` beside this file. Sides take turns, and the best of the rounds counts: the rest
+is the machine's other work. "reading" waits for each variable, "appending" for the last one, and "awaiting" is an
+``async def``.
 """
 
 import argparse

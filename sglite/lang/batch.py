@@ -84,6 +84,7 @@ class _Batch:
         self._tasks = min(in_flight, len(calls))
         self._slots = threading.Semaphore(in_flight)
         self._done = Signal()
+        self._stopped = False
         self._home = background()
 
     def states(self) -> Iterator[ProgramState]:
@@ -111,12 +112,14 @@ class _Batch:
             threading.Thread(target=work, args=(self._work_in_thread,), name=name, daemon=True).start()
 
     def _work_in_thread(self) -> None:
+        self._slots.acquire()
         while (taken := self._take()) is not None:
             index, state, arguments = taken
-            self._slots.acquire()
             run_in_thread(self._program.func, state, arguments)
             branch = state._branch
-            branch.progress.when(branch.is_idle, partial(self._finish, index))
+            branch.progress.when(branch.is_idle, partial(self._finish_in_thread, index))
+            self._slots.acquire()
+        self._slots.release()
 
     async def _work_in_task(self) -> None:
         while (taken := self._take()) is not None:
@@ -132,15 +135,21 @@ class _Batch:
             return None
         state, arguments = self._program.prepare(*call, self._options, self._backend, self._home)
         self._running[index] = state
+        if self._stopped:
+            state.cancel()
         return index, state, arguments
 
     def _finish(self, index: int) -> None:
         self._results[index] = self._running.pop(index)
-        self._slots.release()
         self._done.notify()
+
+    def _finish_in_thread(self, index: int) -> None:
+        self._finish(index)
+        self._slots.release()
 
     def _stop(self) -> None:
         """At the end, or when the reader leaves early: what still runs is aborted."""
+        self._stopped = True
         self._waiting.clear()
         for state in list(self._running.values()):
             state.cancel()
