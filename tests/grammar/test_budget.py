@@ -106,6 +106,17 @@ def test_a_large_budget_changes_nothing(bench):
         assert not matcher.shortened
 
 
+@pytest.mark.parametrize("name", ["record", "unique", "date-time", "pattern", "recursive"])
+def test_a_budget_that_is_not_reached_never_speaks(bench, name):
+    """Also where answers are judged, and the way out of a place may not be found."""
+    grammar = bench.compile("json_schema", json.dumps(SCHEMAS[name]))
+    rng = np.random.default_rng(9)
+    for _ in range(6):
+        text, matcher = drive(bench, grammar, rng, budget=400, limit=400)
+        if len(bench.masks.tokens.fewest(text.encode()) or ()) < 150 and len(text) < 250:
+            assert not matcher.shortened, text
+
+
 def test_shortened_says_that_the_budget_spoke(bench):
     grammar = bench.compile("json_schema", json.dumps(SCHEMAS["record"]))
     _, matcher = drive(bench, grammar, np.random.default_rng(1), budget=grammar.min_tokens + 3, pick=never_ends)
