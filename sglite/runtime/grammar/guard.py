@@ -15,7 +15,7 @@ from sglite.runtime.grammar.budget import Budget, Exits, sizes
 from sglite.runtime.grammar.judge import check_text
 from sglite.runtime.grammar.llguidance_backend import LLGuidanceMatcher, allow, fill_rows, forbid
 from sglite.runtime.grammar.schema import SchemaPlan, plan_schema
-from sglite.runtime.grammar.search import Search
+from sglite.runtime.grammar.search import PATIENCE, Search
 from sglite.runtime.grammar.stream import Violation
 
 MAX_RETREATS = 200
@@ -89,8 +89,9 @@ class GuardedGrammar:
 
     @cached_property
     def _shortest(self) -> list[int] | None:
-        judged = self.plan is not None and self.plan.judge is not None
-        return self._exits.shortest((lambda text: self.wrong(text) is None) if judged else None)
+        judge = self.plan.judge if self.plan is not None else None
+        search = Search(judge, self.backend.tokens) if judge is not None else None
+        return self._exits.shortest(search.ahead(b"", self.wrong) if search is not None else None)
 
 
 class GuardedMatcher:
@@ -160,19 +161,18 @@ class GuardedMatcher:
         if violation is not None:
             return self._go_back(violation)
         if not self.masks.terminated and not self._fits():
+            length = len(self._text)
+            if self._search is not None and self._budget is not None and self._budget.hopeless:
+                return self._go_back(Violation(length, (length, length), "nothing right can follow"))
             return self._stay_within_budget()
         self.settled = self._settled_now()
         return 0
 
     def _fits(self) -> bool:
-        return self._budget is None or self._budget.fits(
-            self.masks, self._text, self._is_valid_with if self._search is not None else None
-        )
-
-    def _is_valid_with(self, more: bytes) -> bool:
-        """Of a text that is judged, completed with ``more``."""
-        forbidden = self._search is not None and self._search.forbids(self._text, more)
-        return not forbidden and self._grammar.wrong(bytes(self._text) + more) is None
+        if self._budget is None:
+            return True
+        judged = self._search.ahead(self._text, self._grammar.wrong) if self._search is not None else None
+        return self._budget.fits(self.masks, self._text, judged)
 
     def _stay_within_budget(self) -> int:
         """Take the last tokens back, down to a place that has a way out, and leave by it for one step."""
@@ -227,14 +227,14 @@ class GuardedMatcher:
     # ------------------------------------------------------------------------------------------------ what is wrong
 
     def _wrong_if_ended(self) -> Violation | None:
-        return self._search.at_end(self._text) if self._search is not None else None
+        return self._search.at_end(self._text, len(self._ends) - 1) if self._search is not None else None
 
     def _stuck(self) -> Violation | None:
         """Nothing can follow: what would was refused before, or the text may end here, must, and should not."""
         if self._search is None or self.masks.terminated:
             return None
         may_not_end = self.masks.accepting and not self.accepting
-        if not (may_not_end or self._search.remembers(self._text)) or self._can_go_on():
+        if not (may_not_end or self._search.remembers(self._text)) or self._can_go_on(self.masks, len(self._ends) - 1):
             return None
         length = len(self._text)
         wrong = self._wrong_if_ended() if may_not_end else None
@@ -260,34 +260,43 @@ class GuardedMatcher:
         self.retreats += 1
         if self.retreats > MAX_RETREATS:
             raise self._dead_end(f"gave up after {MAX_RETREATS} rollbacks, the last for {violation.message}", "limit")
-        before = len(self._ends)
-        end = len(self._text)
-        if self._search is not None:
-            end = self._search.give_up(violation, self._text)
-        while True:
-            self._keep_below(end, violation)
-            if self._can_go_on():
-                return before - len(self._ends)
-            end = len(self._text)
+        for _ in range(len(violation.ends) + PATIENCE if self._search is not None else 0):
+            keep = self._place_to_resume(self._search.give_up(violation, self._text)) if self._search else None
+            if keep is not None:
+                taken_back = len(self._ends) - 1 - keep
+                self.rollback(taken_back)
+                return taken_back
             if self._search is not None:
-                self._search.refuse(bytes(self._text))
+                self._search.forgive()
+        raise self._dead_end(violation.message)
 
-    def _keep_below(self, length: int, violation: Violation) -> None:
-        """Roll back to the last token boundary before ``length``."""
-        keep = bisect_left(self._ends, length) - 1
-        if keep < self.settled or (self._search is None and keep >= 0):
-            raise self._dead_end(violation.message)
-        self.rollback(len(self._ends) - 1 - keep)
+    def _place_to_resume(self, length: int) -> int | None:
+        """How many tokens to keep: the last token boundary before ``length`` from where something else can follow;
+        None where that lies before what is settled. A boundary from where nothing can is refused, too."""
+        masks, at = self.masks.clone(), len(self._ends) - 1
+        while (keep := bisect_left(self._ends, length) - 1) >= self.settled:
+            masks.rollback(at - keep)
+            at, length = keep, self._ends[keep]
+            if self._can_go_on(masks, keep):
+                return keep
+            assert self._search is not None
+            self._search.refuse(bytes(self._text[:length]))
+        return None
 
-    def _can_go_on(self) -> bool:
+    def _can_go_on(self, masks: MaskMatcher, tokens: int) -> bool:
+        """Whether anything may follow the first ``tokens`` tokens, where ``masks`` is."""
         row = np.zeros(self._grammar.backend.vocabulary.words, np.int32)
         try:
-            self.masks.fill(row)
+            masks.fill(row)
         except GrammarError as error:
             if error.kind != "unsatisfiable":
                 raise
             return False
-        self._restrict(row)
+        if self._search is not None:
+            text = self._text[: self._ends[tokens]]
+            self._search.restrict(row, text)
+            if masks.accepting and self._search.at_end(text, tokens) is not None:
+                forbid(row, self._grammar.backend.vocabulary.eos_ids)
         return bool(row.any())
 
     def _dead_end(self, why: str, kind: str = "unsatisfiable") -> GrammarError:

@@ -7,6 +7,9 @@ there. A place where nothing is allowed any more is refused itself, and one goes
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
 from sglite.runtime.grammar.base import MaskRow
@@ -14,7 +17,7 @@ from sglite.runtime.grammar.stream import Frame, Judge, Mode, State, Stream, Vio
 from sglite.runtime.grammar.tokens import TokenTable
 
 PATIENCE = 6
-"""How often a string or number may be ended differently before its beginning is given up."""
+"""In how many steps more and more of a string or number is given up, from its end to its beginning."""
 
 
 class Search:
@@ -24,6 +27,8 @@ class Search:
         self._stream = Stream(judge)
         self._tokens = tokens
         self._refused: set[bytes] = set()
+        self._tried: list[bytes] = []
+        """What was refused since the last ``give_up``."""
         self._strikes: dict[int, int] = {}
         self.states: list[State] = [self._stream.begin()]
 
@@ -33,9 +38,9 @@ class Search:
         self.states.append(state)
         return violation
 
-    def at_end(self, text: bytes | bytearray) -> Violation | None:
-        """What is wrong with ``text`` as a whole answer."""
-        return self._stream.finish(self.states[-1], text)
+    def at_end(self, text: bytes | bytearray, tokens: int) -> Violation | None:
+        """What is wrong with ``text``, that of the first ``tokens`` tokens, as a whole answer."""
+        return self._stream.finish(self.states[tokens], text)
 
     def rollback(self, n: int, length: int) -> None:
         """``n`` tokens are taken back; ``length`` bytes are left."""
@@ -43,14 +48,21 @@ class Search:
         self._strikes = {start: times for start, times in self._strikes.items() if start < length}
 
     def refuse(self, text: bytes) -> None:
-        self._refused.add(text)
+        if text not in self._refused:
+            self._refused.add(text)
+            self._tried.append(text)
+
+    def forgive(self) -> None:
+        """It led to a dead end: allow again what was refused since the last ``give_up``."""
+        self._refused.difference_update(self._tried)
 
     def give_up(self, violation: Violation, text: bytes | bytearray) -> int:
         """Refuse a part of the text for a violation, more of it each time, and return the part's length."""
         times = self._strikes.get(violation.start, 0)
         self._strikes[violation.start] = times + 1
-        ends = violation.ends if len(violation.ends) > 1 else violation.ends * PATIENCE + (violation.start + 1,)
+        ends = violation.ends if len(violation.ends) > 1 else _back_from(violation.ends[0], violation.start)
         end = ends[times % len(ends)]
+        self._tried = []
         self.refuse(bytes(text[:end]))
         return end
 
@@ -92,7 +104,41 @@ class Search:
             frame = frame.outer
         return start
 
+    def ahead(self, text: bytes | bytearray, wrong: Callable[[bytes], str | None]) -> Ahead:
+        """What this search knows of texts that begin with ``text``; ``wrong`` checks a whole one."""
+        return Ahead(self._stream, self.states[-1], bytes(text), frozenset(self._rests(text)), wrong)
+
     def clone(self) -> Search:
         twin = Search(self._stream.judge, self._tokens)
         twin._refused, twin._strikes, twin.states = set(self._refused), dict(self._strikes), list(self.states)
         return twin
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """See way_out.Judged."""
+
+    stream: Stream
+    start: State
+    text: bytes
+    refused: frozenset[bytes]
+    wrong: Callable[[bytes], str | None]
+
+    def begin(self) -> State:
+        return self.start
+
+    def after(self, place: State, path: bytes) -> State | None:
+        if any(path.startswith(refused) for refused in self.refused):
+            return None
+        state, violation = self.stream.advance(place, self.text + path)
+        return state if violation is None else None
+
+    def valid(self, path: bytes) -> bool:
+        allowed = not any(path.startswith(refused) for refused in self.refused)
+        return allowed and self.wrong(self.text + path) is None
+
+
+def _back_from(end: int, start: int) -> tuple[int, ...]:
+    """The end twice, then places closer and closer to the beginning, then that, too."""
+    steps = (end - (end - start) * step // PATIENCE for step in range(1, PATIENCE))
+    return (end, end, *(place for place in steps if place > start + 1), start + 1)

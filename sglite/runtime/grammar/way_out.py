@@ -14,18 +14,34 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from sglite.runtime.grammar.tokens import TokenTable
 
 WIDE = 24
 """Where more bytes than this are allowed, they are mostly the content of a string, and a few stand for all."""
 SAMPLES = b'"}],:01aA -.@/'
+PASSES = ((SAMPLES, True), (SAMPLES, False), (bytes(range(0x20, 0x7F)), True))
+"""What stands for all, and whether of places that look alike one is enough: to the mask it is, to a judge it may not
+be (items that must differ). Each is tried when the one before found nothing."""
 PREFERRED = b'}]",0123456789[ntf{'
 """What tends to end a value soonest, best first."""
 
 
-Valid = Callable[[bytes], bool]
+class Judged(Protocol):
+    """What more than the grammar asks of the bytes that follow a text."""
+
+    def begin(self) -> object:
+        """The place before the first of them."""
+        ...
+
+    def after(self, place: Any, path: bytes) -> object | None:
+        """The place after all of ``path``, which goes on from ``place``; None where it breaks a rule."""
+        ...
+
+    def valid(self, path: bytes) -> bool:
+        """Whether the text is right as a whole after ``path``."""
+        ...
 
 
 class ByteMatcher(Protocol):
@@ -79,20 +95,29 @@ class Brackets:
         return self.depth + self.in_string
 
 
-def way_out(start: ByteMatcher, brackets: Brackets | None, work: int, enough: int, valid: Valid | None) -> bytes | None:
-    """The shortest bytes after which the text is complete and ``valid`` (None: all are) that trying ``work`` bytes
-    finds; or the first that are no more than ``enough``. ``brackets`` is what is open in a JSON text, None for other
+def way_out(start: ByteMatcher, brackets: Brackets | None, work: int, enough: int, judged: Judged | None) -> Way:
+    """The shortest bytes after which the text is complete (and ``judged`` valid) that trying ``work`` bytes finds; or
+    the first that are no more than ``enough``. ``brackets`` is what is open in a JSON text, None for other
     grammars."""
-    for samples in (SAMPLES, bytes(range(0x20, 0x7F))):
-        search = _Search(start, brackets, work, samples, merge=valid is None)
+    hopeless = False
+    for samples, merge in PASSES if judged is not None else (PASSES[0], PASSES[2]):
+        search = _Search(start, brackets, work, samples, merge, judged)
         for path in search.ways():
-            if (search.bound is None or len(path) < len(search.bound)) and (valid is None or valid(path)):
+            if (search.bound is None or len(path) < len(search.bound)) and (judged is None or judged.valid(path)):
                 search.bound = path
                 if len(path) <= enough:
                     break
         if search.bound is not None:
-            return search.bound
-    return None
+            return Way(search.bound, False)
+        hopeless = hopeless or search.saw_everything
+    return Way(None, hopeless)
+
+
+class Way(NamedTuple):
+    """``hopeless``: every continuation was looked at, and none is right."""
+
+    path: bytes | None
+    hopeless: bool
 
 
 _State = tuple[bytes, bytes]
@@ -100,12 +125,14 @@ _State = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A place on the way: what was written, what may follow it, what is open there, and how it looks from outside."""
+    """A place on the way: what was written, what may follow it, what is open there, how it looks from outside, and
+    what the judge knows of it."""
 
     path: bytes
     matcher: ByteMatcher
     opened: Brackets | None
     state: _State
+    place: object | None
 
     @property
     def open(self) -> int:
@@ -113,14 +140,26 @@ class _Step:
 
 
 class _Search:
-    def __init__(self, start: ByteMatcher, brackets: Brackets | None, work: int, samples: bytes, merge: bool) -> None:
+    def __init__(
+        self,
+        start: ByteMatcher,
+        brackets: Brackets | None,
+        work: int,
+        samples: bytes,
+        merge: bool,
+        judged: Judged | None,
+    ) -> None:
         self._samples = samples
         self._merge = merge
-        self._start = _Step(b"", start.clone(), brackets, (b"", b""))
+        self._judged = judged
+        place = judged.begin() if judged is not None else None
+        self._start = _Step(b"", start.clone(), brackets, (b"", b""), place)
         self._work = work
         self._seen: Counter[_State] = Counter()
         self.bound: bytes | None = None
         """The best way known: longer ones are not followed."""
+        self.saw_everything = False
+        self._left_out = False
 
     def ways(self) -> Iterator[bytes]:
         ties = itertools.count()
@@ -133,6 +172,7 @@ class _Search:
             self._seen[step.state] += 1
             for rank, next_step in enumerate(self._steps(step)):
                 heapq.heappush(heap, (detours + rank, -next(ties), next_step))
+        self.saw_everything = not heap and not self._left_out
 
     def _steps(self, step: _Step) -> list[_Step]:
         """The next places, the most promising first; of those that look alike one is enough (with ``merge``)."""
@@ -146,9 +186,13 @@ class _Search:
             more = bytes([byte]) + ahead
             opened = step.opened.after(more) if step.opened is not None else None
             state = (child.allowed() + bytes([child.accepting]), ahead)
-            after = _Step(step.path + more, child, opened, state)
+            place = None if self._judged is None else self._judged.after(step.place, step.path + more)
+            if self._judged is not None and place is None:
+                continue
+            after = _Step(step.path + more, child, opened, state, place)
             rank = (after.open, self._seen[state], _preference(byte), len(ahead))
             key = (state, 0 if self._merge else byte)
+            self._left_out = self._left_out or key in found
             if self._may_be_shorter(after) and (key not in found or rank < found[key][0]):
                 found[key] = (rank, after)
         return [after for _, after in sorted(found.values(), key=lambda entry: entry[0])]
@@ -156,6 +200,7 @@ class _Search:
     def _candidates(self, allowed: bytes) -> bytes:
         if len(allowed) <= WIDE:
             return allowed
+        self._left_out = True
         return bytes(byte for byte in self._samples if byte in allowed) or allowed[:WIDE]
 
     def _may_be_shorter(self, step: _Step) -> bool:
