@@ -165,7 +165,7 @@ def test_batch_equals_single_rows_and_contains_failures(bench):
         ("regex", "\\x04", "unsatisfiable", None),
         ("ebnf", 'start: x\nx: x "a"', "unsatisfiable", None),
         ("ebnf", 'root ::= "a', "malformed", None),
-        ("structural_tag", "{}", "unsupported", None),
+        ("structural_tag", "{}", "malformed", ""),
     ],
 )
 def test_refusals_say_what_and_where(bench, kind, source, error_kind, pointer):

@@ -17,6 +17,7 @@ from sglite.runtime.grammar.llguidance_backend import LLGuidanceMatcher, allow, 
 from sglite.runtime.grammar.schema import SchemaPlan, plan_schema
 from sglite.runtime.grammar.search import PATIENCE, Search
 from sglite.runtime.grammar.stream import Violation
+from sglite.runtime.grammar.tags import lowered_tags
 
 MAX_RETREATS = 200
 """Rollbacks of one answer; after that it is a typed error."""
@@ -37,6 +38,8 @@ class GuardedBackend:
                 kind="unsupported",
                 param=constraint.kind,
             )
+        if constraint.kind == "structural_tag":
+            constraint = Constraint(constraint.kind, lowered_tags(constraint.source))
         if constraint.kind != "json_schema":
             return GuardedGrammar(self.masks, self.masks.compile(constraint), constraint.kind, None)
         plan = plan_schema(constraint.source, self.masks.compile)

@@ -24,13 +24,12 @@ from sglite.runtime.grammar.tokens import TokenTable
 from sglite.runtime.grammar.vocabulary import Vocabulary
 
 VERSION = llguidance._lib.get_version()
-SEPARATORS = {"item_separator": ", ?", "key_separator": ": ?"}
+SEPARATORS: dict[str, Any] = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 """At most one space, and only where json.dumps would put one: models loop in free whitespace, and fixed
 whitespace is what makes keys forced."""
 
 JSON_OPTIONS: dict[str, Any] = {
     **SEPARATORS,
-    "whitespace_flexible": False,
     "whitespace_pattern": None,
     "coerce_one_of": False,
     "lenient": False,
@@ -42,7 +41,7 @@ LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 
 class LLGuidanceBackend:
     name = "llguidance"
-    kinds: frozenset[str] = frozenset({"json_schema", "json_object", "regex", "choices", "ebnf"})
+    kinds: frozenset[str] = frozenset({"json_schema", "json_object", "regex", "choices", "ebnf", "structural_tag"})
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -287,6 +286,21 @@ def _choices(source: str) -> str:
     return str(llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(literals)))
 
 
+def _structural_tag(source: str) -> str:
+    """``source`` is a list of structures as tags.lowered_tags makes them."""
+    tags = [
+        llguidance.StructTag(
+            trigger=item["trigger"],
+            begin=item["begin"],
+            grammar=item["schema"] | {"x-guidance": SEPARATORS},
+            end=item["end"],
+        )
+        for item in json.loads(source)
+    ]
+    lark = llguidance.StructTag.to_grammar(tags, assume_special=False)
+    return str(llguidance.LLMatcher.grammar_from_lark(lark))
+
+
 def _ebnf(source: str) -> str:
     """Lark, or GBNF, known by its ``::=``."""
     if not re.search(r"^\s*[\w-]+\s*::=", source, re.MULTILINE):
@@ -305,6 +319,7 @@ _SOURCES: dict[ConstraintKind, Callable[[str], str]] = {
     "regex": _regex,
     "choices": _choices,
     "ebnf": _ebnf,
+    "structural_tag": _structural_tag,
 }
 
 # -------------------------------------------------------------------------------------------------------- messages
