@@ -1,0 +1,224 @@
+"""What does structured generation cost, and is it right? Everything that can be measured without running a model.
+
+    python benchmarks/grammar.py                                   # the data sets of tests/, about a minute
+    python benchmarks/grammar.py --schemas schemas_dev.jsonl       # and real schemas, in MaskBench's form
+
+Times are CPU times of the measuring thread (the compiler's own threads are llguidance's), so that a busy machine does
+not change them much; "wall" rows are what a clock shows. Writes ``grammar.json`` beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from sglite.errors import GrammarError
+from sglite.protocol import Constraint, Text
+from sglite.runtime.grammar import guarded_backend
+from sglite.runtime.grammar.check import Checker
+from sglite.runtime.grammar.guard import GuardedBackend, fill_batch
+from sglite.runtime.grammar.vocabulary import Vocabulary
+from sglite.runtime.hub import resolve_model
+from sglite.runtime.loading import load_config, load_tokenizer
+
+HERE = Path(__file__).parent
+DATA = HERE.parent / "tests" / "data" / "grammar"
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+BATCH = 32
+
+
+class Bench:
+    def __init__(self, model: str, choice: str) -> None:
+        source = resolve_model(model)
+        self.tokenizer = load_tokenizer(source, load_config(source))
+        self.vocabulary = Vocabulary(
+            self.tokenizer.to_json(), self.tokenizer.logits_width, tuple(self.tokenizer.eos_ids)
+        )
+        self.backend: GuardedBackend = guarded_backend(choice, self.vocabulary)
+        self.checker = Checker(self.backend, self.encode)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode((Text(text),))
+
+
+def rows_of(path: Path) -> Iterator[tuple[dict, list[tuple[str, bool]]]]:
+    """Constraint and texts of a line in any of the four forms."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        constraint = {name: row[name] for name in ("schema", "regex") if name in row}
+        if "tests" in row:
+            texts = [(_json(test["data"]), test["valid"]) for test in row["tests"]]
+        elif "valid" in row:
+            texts = [(_json(value), True) for value in row["valid"]] + [
+                (_json(value), False) for value in row["invalid"]
+            ]
+        else:
+            good, bad = ("accept", "reject") if "accept" in row else ("match", "nonmatch")
+            texts = [(text, True) for text in row[good]] + [(text, False) for text in row[bad]]
+        yield constraint, texts
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def correctness(bench: Bench, path: Path) -> dict:
+    count: Counter[str] = Counter()
+    for constraint, texts in rows_of(path):
+        answer = bench.checker.record(constraint | {"texts": [text for text, _ in texts]})
+        count["constraints"] += 1
+        count["served"] += answer["accepted"]
+        count["with rollback"] += "rollback" in answer["keywords"].values()
+        for (_, valid), found in zip(texts, answer["texts"], strict=False):
+            count["valid" if valid else "invalid"] += 1
+            count["valid accepted" if valid else "invalid accepted"] += found["accepted"]
+            count["in another order"] += found["accepted"] and not found["as_written"]
+    return {"file": path.name} | dict(count)
+
+
+def first_masks(bench: Bench, path: Path) -> dict:
+    """From the schema's text to the first mask in hand, nothing cached."""
+    row = np.zeros(bench.vocabulary.words, np.int32)
+    cpu, wall = [], []
+    for constraint, _ in rows_of(path):
+        source = json.dumps(constraint["schema"], separators=(",", ":"), ensure_ascii=False)
+        begun, clock = time.thread_time(), time.perf_counter()
+        try:
+            bench.backend.compile(Constraint("json_schema", source)).matcher(256).fill(row)
+        except GrammarError:
+            continue
+        cpu.append(time.thread_time() - begun)
+        wall.append(time.perf_counter() - clock)
+    return {"file": path.name} | _quantiles("cpu ms", cpu) | _quantiles("wall ms", wall)
+
+
+def _quantiles(name: str, seconds: list[float]) -> dict:
+    cuts = statistics.quantiles(seconds, n=100)
+    return {f"{name} p50": cuts[49] * 1e3, f"{name} p90": cuts[89] * 1e3, f"{name} p99": cuts[98] * 1e3}
+
+
+def fills(bench: Bench) -> dict:
+    """One step's masks for 32 sequences that are in the middle of a string, in a number, and at a key."""
+    grammar = bench.backend.compile(Constraint("json_schema", json.dumps(PERSON)))
+    matchers = []
+    for i in range(BATCH):
+        matcher = grammar.matcher(256)
+        assert matcher.accept(bench.encode(('{"name": "Ada', '{"name": "Ada", "age": 3', '{"name": "Ada",')[i % 3]))
+        matcher.retreat()
+        matchers.append(matcher)
+    mask = np.zeros((BATCH, bench.vocabulary.words), np.int32)
+    return {"batch": BATCH} | {
+        f"{name} ms": value for name, value in _timed(lambda: fill_batch(matchers, mask)).items()
+    }
+
+
+def _timed(action: Callable[[], object], times: int = 200) -> dict:
+    action()
+    wall = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        action()
+        wall.append(time.perf_counter() - begun)
+    return {"wall median": statistics.median(wall) * 1e3, "wall p90": statistics.quantiles(wall, n=10)[8] * 1e3}
+
+
+def forced_share(bench: Bench) -> dict:
+    """Of the tokens of a compact and a spaced record, how many need no sampling."""
+    shares = {}
+    for name, separators in (("compact", (",", ":")), ("spaced", (", ", ": "))):
+        text = json.dumps({"name": "Ada Lovelace", "age": 36, "city": "London"}, separators=separators)
+        found = bench.checker.record({"schema": PERSON, "texts": [text]})["texts"][0]
+        shares[f"{name} %"] = 100 * found["forced_tokens"] / found["tokens"]
+    return shares
+
+
+def hostile(bench: Bench, count: int) -> dict:
+    """Generated grammars that ask for too much: each is served or refused, soon, within bounds."""
+    rng = random.Random(1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    outcomes: Counter[str] = Counter()
+    seconds = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        try:
+            bench.backend.compile(_hostile(rng)).matcher(64).forced()
+            outcomes["served"] += 1
+        except GrammarError as error:
+            outcomes[error.kind] += 1
+        seconds.append(time.perf_counter() - begun)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return {"grammars": count, "slowest wall s": max(seconds), "memory grown MiB": grown} | dict(outcomes)
+
+
+def _hostile(rng: random.Random) -> Constraint:
+    n = rng.randint(2, 40)
+    kind = rng.randrange(5)
+    if kind == 0:
+        return Constraint("regex", "(" * n + "a" + "".join(f"{{1,{rng.randint(2, 200)}}})" for _ in range(n)))
+    if kind == 1:
+        return Constraint("regex", "|".join(f".{{0,{rng.randint(1, 5000)}}}{i}" for i in range(n)))
+    if kind == 2:
+        return Constraint("json_schema", '{"items":' * (4 * n) + "{}" + "}" * (4 * n))
+    if kind == 3:
+        return Constraint("json_schema", json.dumps({"enum": [f"{rng.random()}" for _ in range(50 * n)]}))
+    defs = {
+        str(i): {"anyOf": [{"$ref": f"#/$defs/{rng.randrange(n)}"}, {"items": {"$ref": f"#/$defs/{i}"}}]}
+        for i in range(n)
+    }
+    return Constraint("json_schema", json.dumps({"$ref": "#/$defs/0", "$defs": defs}))
+
+
+def show(console: Console, title: str, rows: list[dict]) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in dict.fromkeys(name for row in rows for name in row):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(name, 0)) for name in dict.fromkeys(name for each in rows for name in each)))
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schemas", type=Path, help="a file of real schemas with valid and invalid instances")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--grammar", default="llguidance", choices=("llguidance", "outlines"))
+    parser.add_argument("--hostile", type=int, default=200, metavar="N", help="hostile grammars to try (default: 200)")
+    options = parser.parse_args()
+    bench = Bench(options.model, options.grammar)
+    files = [DATA / name for name in ("features.jsonl", "regex.jsonl", "jsts.jsonl")]
+    schemas = options.schemas or DATA / "features.jsonl"
+    results = {
+        "correctness": [correctness(bench, path) for path in [*files, *([options.schemas] if options.schemas else [])]],
+        "first mask": [first_masks(bench, schemas)],
+        "mask fill": [fills(bench)],
+        "forced tokens": [forced_share(bench)],
+        "hostile": [hostile(bench, options.hostile)],
+    }
+    console = Console(width=200)
+    for title, rows in results.items():
+        show(console, title, rows)
+    (HERE / "grammar.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
