@@ -20,6 +20,7 @@ from sglite import __version__
 from sglite.errors import ConfigError, SgliteError
 from sglite.options import add_file, add_options, given_options, read_options
 from sglite.runtime.config import EngineConfig
+from sglite.runtime.grammar import check as grammar_check
 from sglite.runtime.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -66,6 +67,12 @@ A line of the input, and one of the output:
   {"custom_id": "a", "response": {"status_code": 200, "body": {...}}, ...}
 """
 
+CHECK_EXAMPLES = """examples:
+  sglite grammar check --schema person.json --instance answer.json
+  sglite grammar check --regex '[0-9]{4}-[0-9]{2}' --text 2026-11
+  sglite grammar check --jsonl constraints.jsonl --out answers.jsonl
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 1 for what failed, 2 for a wrong command line."""
@@ -109,6 +116,10 @@ def parser() -> argparse.ArgumentParser:
     batch.add_argument("--resume", action="store_true", help="go on where the output of an earlier run ends")
     batch.add_argument("--concurrency", type=_positive, default=32, metavar="N", help="requests at once (default: 32)")
     _backend_options(batch)
+    grammar = commands.add_parser("grammar", help="look at constraints without running a model")
+    inner = grammar.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    check = _command(inner, "check", check_command, "dry run of a constraint, against texts", CHECK_EXAMPLES)
+    grammar_check.add_arguments(check)
     models = _command(commands, "models", models_command, "list the known models", "")
     models.add_argument("--json", action="store_true", help="print JSON")
     return top
@@ -266,6 +277,10 @@ def batch_command(options: argparse.Namespace) -> int:
         counts = asyncio.run(run(lambda _: progress.advance(task)))
     print(f"sglite: {counts['completed']} completed, {counts['failed']} failed: {options.output}", file=sys.stderr)
     return 1 if counts["failed"] else 0
+
+
+def check_command(options: argparse.Namespace) -> int:
+    return grammar_check.main(options)
 
 
 def models_command(options: argparse.Namespace) -> int:

@@ -55,7 +55,8 @@ MAX_TOP_LOGPROBS = 64
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens. ``temperature=0`` is greedy; ``top_k=-1`` means no limit.
+    """How to choose tokens. ``temperature=0`` is greedy; ``top_k=-1`` means no limit. Stop strings are not part of the
+    text; an answer under a JSON or choices constraint ends where it is complete, and none of them cuts it.
 
     ``validate`` raises InvalidRequestError naming the field. Limits that depend on the model (token ids, context)
     are checked by the engine.

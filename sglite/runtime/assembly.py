@@ -14,9 +14,8 @@ from sglite.kernels import get_ops
 from sglite.protocol import Capabilities, ModelInfo, SamplingParams
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.core import EngineCore
+from sglite.runtime.grammar import grammar_backend
 from sglite.runtime.grammar.cache import GrammarCache
-from sglite.runtime.grammar.guard import GuardedBackend
-from sglite.runtime.grammar.llguidance_backend import LLGuidanceBackend
 from sglite.runtime.grammar.vocabulary import Vocabulary
 from sglite.runtime.hub import resolve_model
 from sglite.runtime.intake import Intake, Limits
@@ -30,7 +29,6 @@ from sglite.runtime.scheduler import Scheduler
 from sglite.runtime.tracks import Rules
 
 if TYPE_CHECKING:
-    from sglite.runtime.grammar.base import GrammarBackend
     from sglite.runtime.tokenizer import Tokenizer
 
 log = logging.getLogger("sglite.engine")
@@ -99,7 +97,8 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, device: t
         overlap=config.overlap,
     )
     rules = Rules(frozenset(tokenizer.eos_ids), config.jump_forward, config.seed, tokenizer.token_text)
-    backend = _grammar_backend(config, model, tokenizer)
+    vocabulary = Vocabulary(tokenizer.to_json(), model.vocab_size, tuple(tokenizer.eos_ids))
+    backend, fill_masks = grammar_backend(config.grammar, vocabulary)
     grammars = GrammarCache(backend)
 
     def close() -> None:
@@ -107,7 +106,7 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, device: t
         grammars.close()
 
     limits = Limits(config.context_length, config.kv_tokens, model.vocab_size)
-    core = EngineCore(scheduler, runner)
+    core = EngineCore(scheduler, runner, fill_masks)
     info = _info(config, model, tokenizer, backend.kinds)
     return Parts(config, info, core, Intake(tokenizer, limits, rules), grammars, close)
 
@@ -147,13 +146,6 @@ def _kv_tokens(config: EngineConfig, model: Model, device: torch.device) -> int:
     shape = model.kv_shape(1, config.page_size)
     page_bytes = 2 * shape.layers * shape.page_size * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
     return int(free * _GPU_MEMORY_SHARE) // page_bytes * config.page_size
-
-
-def _grammar_backend(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> GrammarBackend:
-    if config.grammar != "llguidance":
-        raise ConfigError(f"grammar={config.grammar} is not available in this build; use grammar=llguidance")
-    vocabulary = Vocabulary(tokenizer.to_json(), model.vocab_size, tuple(tokenizer.eos_ids))
-    return GuardedBackend(LLGuidanceBackend(vocabulary))
 
 
 def _info(config: EngineConfig, model: Model, tokenizer: Tokenizer, kinds: frozenset[str]) -> ModelInfo:

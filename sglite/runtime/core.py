@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sglite.errors import AbortedError, DeadlineError, RequestError, SgliteError
-from sglite.runtime.grammar.base import MaskRow, Matcher
+from sglite.runtime.grammar.base import FillMasks, MaskRow
 from sglite.runtime.plan import Row
 from sglite.runtime.runner import Runner
 from sglite.runtime.sampler import BadLogitsError, Choice, SampleRow, logprobs_of, sample
@@ -59,10 +59,18 @@ class End:
 class EngineCore:
     """Owned by one thread. ``step`` returns whether there was anything to compute."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        fill_masks: FillMasks,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.scheduler = scheduler
         self.times = StepTimes()
         self._runner = runner
+        self._fill_masks = fill_masks
         self._clock = clock
         self._tracks: dict[TokenSequence, Track] = {}
         self._deadlines: dict[Job, float] = {}
@@ -169,17 +177,18 @@ class EngineCore:
 
     def _ends(self, rows: Sequence[tuple[Row, Track]]) -> list[End]:
         """The rows that reach their sequence's end in this step, with all the sampler will need but the logits."""
-        ends = []
-        for row, track in rows:
-            if self._alive(track) and row.stop == len(track.sequence.tokens):
-                mask = None if track.matcher is None else self._fill(track.matcher)
-                ends.append(End(track, track.sample_row(), mask))
-        return ends
+        tracks = [t for row, t in rows if self._alive(t) and row.stop == len(t.sequence.tokens)]
+        masks = self._masks([track for track in tracks if track.matcher is not None])
+        return [End(track, track.sample_row(), masks.get(track)) for track in tracks if self._alive(track)]
 
-    def _fill(self, matcher: Matcher) -> MaskRow:
-        mask = np.zeros(-(-self._runner.model.vocab_size // 32), dtype=np.int32)
-        matcher.fill(mask)
-        return mask
+    def _masks(self, tracks: Sequence[Track]) -> dict[Track, MaskRow]:
+        """A row of allowed tokens for each; a request whose grammar fails here ends here."""
+        if not tracks:
+            return {}
+        mask = np.zeros((len(tracks), -(-self._runner.model.vocab_size // 32)), dtype=np.int32)
+        for i, error in self._fill_masks([t.matcher for t in tracks if t.matcher is not None], mask).items():
+            self._fail_row(tracks[i], error)
+        return dict(zip(tracks, mask, strict=True))
 
     def _land(self, flight: Future[Tensor], rows: Sequence[tuple[Row, Track]]) -> tuple[dict[Track, Tensor], bool]:
         """Hidden states of the wanted positions, and whether they were computed together.

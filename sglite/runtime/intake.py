@@ -79,7 +79,7 @@ class Intake:
         )
         sampling = job.request.sampling
         detokenizer = self._tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
-        return GenerateTrack(job, sequence, OutputStream(detokenizer, sampling.stop), self._rules)
+        return GenerateTrack(job, sequence, OutputStream(detokenizer, _stops(job.request)), self._rules)
 
     def _candidate_tracks(self, job: Job) -> list[Track]:
         trie = build_trie(job.prompt_ids, job.candidate_ids)
@@ -158,6 +158,12 @@ def _inside(field: str, ids: Sequence[int], vocab_size: int) -> None:
             raise InvalidRequestError(
                 f"{field} holds a token id outside 0..{vocab_size - 1}: {str(token)[:40]}", param=field
             )
+
+
+def _stops(request: GenerateRequest) -> Sequence[str]:
+    """Answers that are whole by their constraint are not cut by a stop string that happens to be inside one."""
+    whole = request.constraint is not None and request.constraint.kind in ("json_schema", "json_object", "choices")
+    return () if whole else request.sampling.stop
 
 
 def _score_from(job: Job) -> int | None:

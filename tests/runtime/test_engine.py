@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -293,6 +294,53 @@ def test_jump_forward_changes_no_text_and_saves_samples() -> None:
     assert text_of(jumped) == text_of(plain)
     assert jumped[-1].usage is not None and plain[-1].usage is not None
     assert plain[-1].usage.forced_tokens == 0 and jumped[-1].usage.forced_tokens > 30
+
+
+def test_a_stop_string_does_not_cut_json() -> None:
+    sampling = SamplingParams(temperature=1.5, seed=5, max_new_tokens=100, stop=(",", "}"))
+    [chunks] = run(scripted_engine(), request("person:", constraint=schema(PERSON), sampling=sampling))
+    assert set(json.loads(text_of(chunks))) == {"name", "age"}
+
+
+@pytest.mark.parametrize("extra", [0, 1, 20])
+def test_a_small_budget_still_gives_whole_json(extra: int) -> None:
+    async def main(engine: Engine) -> list[Chunk]:
+        with pytest.raises(GrammarError, match="shortest answer has 19"):
+            await collect(engine, request("p:", constraint=schema(PERSON), sampling=SamplingParams(max_new_tokens=3)))
+        sampling = SamplingParams(temperature=1.5, seed=5, max_new_tokens=len('{"name":"","age":0}') + extra)
+        return await collect(engine, request("p:", constraint=schema(PERSON), sampling=sampling))
+
+    with scripted_engine() as engine:
+        chunks = asyncio.run(main(engine))
+    assert set(json.loads(text_of(chunks))) == {"name", "age"}
+
+
+def test_unique_items_are_unique_though_no_mask_can_say_so() -> None:
+    """The matcher takes tokens back, the engine samples again, and nothing taken back was shown."""
+    value = {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 3, "maxItems": 3}
+    for options in ({}, {"overlap": True}, {"page_size": 1}, {"kv_tokens": 64}):
+        sampling = [SamplingParams(temperature=1.0, seed=seed, max_new_tokens=30) for seed in range(6)]
+        engine = scripted_engine(**options)
+        answers = run(
+            engine, *[request("a:", str(i), constraint=schema(value), sampling=s) for i, s in enumerate(sampling)]
+        )
+        assert [sorted(json.loads(text_of(chunks))) for chunks in answers] == [[1, 2, 3]] * 6
+        assert sum(chunks[-1].usage.rollbacks for chunks in answers if chunks[-1].usage) > 0
+
+
+def test_without_its_library_a_constraint_is_refused_and_the_rest_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(engine: Engine) -> list[Chunk]:
+        with pytest.raises(UnsupportedError, match="pip install llguidance"):
+            await collect(engine, request("p:", constraint=schema(PERSON)))
+        return await collect(engine, request([5]))
+
+    for name in [
+        m for m in sys.modules if (m.startswith("sglite.runtime.grammar.") and "guard" in m) or "llguidance" in m
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with scripted_engine() as engine:
+        assert ids_of(asyncio.run(main(engine))) == greedy_by_hand([5], 24)
 
 
 def test_a_grammar_with_one_answer_needs_no_model() -> None:

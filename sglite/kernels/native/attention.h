@@ -28,7 +28,12 @@ struct AttentionShape {
 struct Chunk {
   const bf16 *keys[kBlocks], *values[kBlocks / 2];
   int start, count, valid;
+  alignas(64) bf16 own_keys[kChunk * kMaxDim], own_values[kChunk * kMaxDim];  // what had to be arranged
 };
+
+inline void prefetch(const bf16* from, int count) {
+  for (int i = 0; i < count; i += 32) _mm_prefetch(from + i, _MM_HINT_T1);
+}
 
 // What is known of 16 queries so far: values [D / 16][16 queries][16], not yet divided by `sum`.
 struct State {
@@ -61,7 +66,8 @@ class ChunkWorker {
   }
 
   // Positions [start, start + 128) of a row as blocks. What lies behind `length` is never read as a value.
-  void locate(const LayerPool& pool, const int32_t* pages, int page_size, int length, int start, int head, Chunk& chunk) {
+  void locate(const LayerPool& pool, const int32_t* pages, int page_size, int length, int start, int head,
+              Chunk& chunk) const {
     chunk.start = start;
     chunk.valid = std::min(kChunk, length - start);
     chunk.count = ceil_div(chunk.valid, kLanes);
@@ -78,25 +84,26 @@ class ChunkWorker {
       const bool whole = first + 2 * kLanes <= length;
       chunk.values[pair] = values;
       if (whole && next == values + block_size) continue;
-      bf16* copy = values_ + pair * 2 * kLanes * kMaxDim;
+      bf16* copy = chunk.own_values + pair * 2 * block_size;
       copy_valid(values, length - first, copy);
       copy_valid(next, length - second, copy + block_size);
       chunk.values[pair] = copy;
     }
   }
 
-  // Folds the chunk into the state of the queries.
-  void fold(const Queries& queries, const Chunk& chunk, State& state) {
+  // Folds the chunk into the state of the queries. With `next`, nobody has read the chunk yet, and its values and the
+  // keys of the next one are called for while there is work on what is here.
+  void fold(const Queries& queries, const Chunk& chunk, State& state, const Chunk* next = nullptr) {
     const int count = std::min(chunk.count, ceil_div(queries.highest() - chunk.start, kLanes));
     if (count <= 0) return;
     if (amx_) {
-      scores_by_tiles(queries, chunk, count);
+      scores_by_tiles(queries, chunk, count, next != nullptr);
     } else {
       for (int i = 0; i < queries.count; i += 4) scores_by_vectors(queries, chunk, count, i);
     }
     weigh(queries, chunk, count);
     if (amx_) {
-      values_by_tiles(chunk, count);
+      values_by_tiles(chunk, count, next);
     } else {
       for (int i = 0; i < queries.count; i += 8) values_by_vectors(chunk, count, i);
     }
@@ -138,16 +145,17 @@ class ChunkWorker {
   }
 
   template <class Slot>
-  void arrange(const LayerPool& pool, const Slot& slot, int head, Chunk& chunk) {
+  void arrange(const LayerPool& pool, const Slot& slot, int head, Chunk& chunk) const {
     const int block_size = kLanes * dim_;
-    std::memset(values_, 0, kChunk * dim_ * sizeof(bf16));
+    bf16 *keys = chunk.own_keys, *values = chunk.own_values;
+    std::memset(values, 0, kChunk * dim_ * sizeof(bf16));
     for (int p = 0; p < chunk.valid; ++p) {
       const int block = p / kLanes * block_size;
-      LayerPool::put_key(keys_ + block, p % kLanes, pool.keys(slot(chunk.start + p), head), dim_);
-      LayerPool::put_value(values_ + block, p % kLanes, pool.values(slot(chunk.start + p), head), dim_);
+      LayerPool::put_key(keys + block, p % kLanes, pool.keys(slot(chunk.start + p), head), dim_);
+      LayerPool::put_value(values + block, p % kLanes, pool.values(slot(chunk.start + p), head), dim_);
     }
-    for (int block = 0; block < chunk.count; ++block) chunk.keys[block] = keys_ + block * block_size;
-    for (int pair = 0; pair < kBlocks / 2; ++pair) chunk.values[pair] = values_ + pair * 2 * block_size;
+    for (int block = 0; block < chunk.count; ++block) chunk.keys[block] = keys + block * block_size;
+    for (int pair = 0; pair < kBlocks / 2; ++pair) chunk.values[pair] = values + pair * 2 * block_size;
   }
 
   void scores_by_vectors(const Queries& queries, const Chunk& chunk, int count, int i) {
@@ -189,7 +197,7 @@ class ChunkWorker {
     }
   }
 
-  void scores_by_tiles(const Queries& queries, const Chunk& chunk, int count) {
+  void scores_by_tiles(const Queries& queries, const Chunk& chunk, int count, bool fresh) {
 #if SGLITE_AMX
     const long stride = dim_ * sizeof(bf16);
     for (int block = 0; block < count; block += 4) {
@@ -222,17 +230,20 @@ class ChunkWorker {
         TILE_LOAD(7, keys[3] + d * kLanes, 64);
         TILE_DOT_BF16(3, 5, 7);
       }
+      for (int pair = block / 2; fresh && pair * 2 < std::min(count, block + 4); ++pair) {
+        prefetch(chunk.values[pair], 2 * kLanes * dim_);
+      }
       TILE_STORE(0, scores_[block], 64);  // kBlocks is a multiple of 4: there is room for all
       TILE_STORE(1, scores_[block + 1], 64);
       TILE_STORE(2, scores_[block + 2], 64);
       TILE_STORE(3, scores_[block + 3], 64);
     }
 #else
-    (void)queries, (void)chunk, (void)count;
+    (void)queries, (void)chunk, (void)count, (void)fresh;
 #endif
   }
 
-  void values_by_tiles(const Chunk& chunk, int count) {
+  void values_by_tiles(const Chunk& chunk, int count, const Chunk* next) {
 #if SGLITE_AMX
     const long stride = dim_ * 2 * sizeof(bf16);
     for (int d = 0; d < dim_; d += 4 * kLanes) {
@@ -253,6 +264,9 @@ class ChunkWorker {
         TILE_DOT_BF16(2, 4, 6);
         TILE_LOAD(6, values + fourth, stride);
         TILE_DOT_BF16(3, 4, 6);
+        for (int n = 0; next != nullptr && d == 0 && n < 2 && pair * 2 + n < next->count; ++n) {
+          prefetch(next->keys[pair * 2 + n], kLanes * dim_);
+        }
       }
       auto* to = out_ + d / kLanes;
       TILE_STORE(0, to[0], 64);
@@ -261,7 +275,7 @@ class ChunkWorker {
       if (parts > 3) TILE_STORE(3, to[3], 64);
     }
 #else
-    (void)chunk, (void)count;
+    (void)chunk, (void)count, (void)next;
 #endif
   }
 
@@ -339,7 +353,6 @@ class ChunkWorker {
   alignas(64) float out_[kMaxDim / kLanes][kQueries][kLanes];
   alignas(64) float partial_[kQueries][kLanes] = {};
   alignas(64) float peak_[kQueries], sum_[kQueries];
-  alignas(64) bf16 keys_[kChunk * kMaxDim], values_[kChunk * kMaxDim];
 };
 
 }  // namespace sglite

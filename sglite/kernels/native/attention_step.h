@@ -29,6 +29,7 @@ class AttentionStep {
  public:
   struct Scratch {
     ChunkWorker worker;
+    Chunk chunks[2];  // the one at work and the next
     Queries queries[kSpan];
     State states[kSpan];
   };
@@ -70,23 +71,25 @@ class AttentionStep {
     if (!split_.empty()) {
       each(split_, [&](const AttentionItem& item) { fold_part(scratch, pool, q, item, window); });
     }
-    each_of_two(many_, alone_, [&](const AttentionItem& item) { attend_many(scratch, pool, q, out, item, window); },
-                [&](const AttentionItem& item) { attend_alone(scratch, pool, q, out, item, window); });
+    if (!many_.empty()) {
+      each(many_, [&](const AttentionItem& item) { attend_many(scratch, pool, q, out, item, window); });
+    }
+    if (splitting_) {
+      each(alone_, [&](const AttentionItem& item) { join_parts(scratch, out, item); });
+    } else if (!alone_.empty()) {
+      const int count = static_cast<int>(alone_.size());
+      team_.share(count, std::min(count, 8 * team_.size()), [&](int begin, int end) {
+        attend_alone(scratch, pool, q, out, begin, end, window);
+      });
+    }
   }
 
  private:
   template <class F>
   void each(const std::vector<AttentionItem>& items, const F& work) {
-    team_.share(static_cast<int>(items.size()), static_cast<int>(items.size()), [&](int begin, int end) {
+    const int count = static_cast<int>(items.size());
+    team_.share(count, count, [&](int begin, int end) {
       for (int i = begin; i < end; ++i) work(items[i]);
-    });
-  }
-
-  template <class F, class G>
-  void each_of_two(const std::vector<AttentionItem>& a, const std::vector<AttentionItem>& b, const F& f, const G& g) {
-    const int first = static_cast<int>(a.size()), all = first + static_cast<int>(b.size());
-    team_.share(all, all, [&](int begin, int end) {
-      for (int i = begin; i < end; ++i) i < first ? f(a[i]) : g(b[i - first]);
     });
   }
 
@@ -191,7 +194,7 @@ class AttentionStep {
       gather_row(q, item.row, item.head, first, std::min(first + kQueries, item.last), window, s.queries[t]);
       s.states[t].clear(shape_.head_dim);
     }
-    Chunk chunk;
+    Chunk& chunk = s.chunks[0];
     const int start = s.queries[0].lowest() / kChunk * kChunk, stop = s.queries[tiles - 1].highest();
     for (int at = start; at < stop; at += kChunk) {
       s.worker.locate(pool, pages_of(item.row), batch_.page_size, batch_.kv_lengths[item.row], at, item.head, chunk);
@@ -212,7 +215,7 @@ class AttentionStep {
     }
     s.states[0].clear(shape_.head_dim);
     const int leader = group.rows[0];
-    Chunk chunk;
+    Chunk& chunk = s.chunks[0];
     for (int c = 0; c < group.chunks; ++c) {
       s.worker.locate(pool, pages_of(leader), batch_.page_size, batch_.kv_lengths[leader], c * kChunk, item.head, chunk);
       s.worker.fold(queries, chunk, s.states[0]);
@@ -227,34 +230,64 @@ class AttentionStep {
     gather_row(q, item.row, item.head, 0, shape_.ratio(), window, s.queries[0]);
     State& part = parts_.get()[part_index(item.row, item.head, item.first)];
     part.clear(shape_.head_dim);
-    Chunk chunk;
+    Chunk& chunk = s.chunks[0];
     const int start = item.first * kChunk;
     s.worker.locate(pool, pages_of(item.row), batch_.page_size, batch_.kv_lengths[item.row], start, item.head, chunk);
     s.worker.fold(s.queries[0], chunk, part);
   }
 
-  void attend_alone(Scratch& s, const LayerPool& pool, const bf16* q, float* out, const AttentionItem& item, int window) {
-    Queries& queries = s.queries[0];
+  // What chunk-parallel work left of a row, in order.
+  void join_parts(Scratch& s, float* out, const AttentionItem& item) const {
     State& state = s.states[0];
-    gather_row(q, item.row, item.head, 0, shape_.ratio(), window, queries);
     state.clear(shape_.head_dim);
-    const int length = batch_.kv_lengths[item.row], chunks = ceil_div(length, kChunk);
-    int c = queries.lowest() / kChunk;
-    if (shared_[item.row] > 0) {
-      take_over(item.row, item.head, state);
-      c = shared_[item.row];
+    for (int c = 0; c < ceil_div(batch_.kv_lengths[item.row], kChunk); ++c) {
+      const State& part = parts_.get()[part_index(item.row, item.head, c)];
+      s.worker.merge(part.peak, part.sum, part.values, shape_.ratio(), state);
     }
-    Chunk chunk;
-    for (; c < chunks; ++c) {
-      if (splitting_) {
-        const State& part = parts_.get()[part_index(item.row, item.head, c)];
-        s.worker.merge(part.peak, part.sum, part.values, queries.count, state);
-      } else {
-        s.worker.locate(pool, pages_of(item.row), batch_.page_size, length, c * kChunk, item.head, chunk);
-        s.worker.fold(queries, chunk, state);
-      }
+    finish(item, 0, shape_.ratio(), state, out);
+  }
+
+  // Items [begin, end) of single rows as one chain of chunks, so that each chunk's memory is called for before its turn.
+  void attend_alone(Scratch& s, const LayerPool& pool, const bf16* q, float* out, int begin, int end, int window) {
+    Place now{begin, first_chunk(begin, window)};
+    locate(s, pool, now, 0);
+    for (int turn = 0; now.item < end; ++turn) {
+      const AttentionItem& item = alone_[now.item];
+      const Place next = after(now, window);
+      const bool more = next.item < end;
+      if (more) locate(s, pool, next, (turn + 1) % 2);
+      if (now.chunk == first_chunk(now.item, window)) begin_row(s, q, item, window);
+      s.worker.fold(s.queries[0], s.chunks[turn % 2], s.states[0], more ? &s.chunks[(turn + 1) % 2] : nullptr);
+      if (next.item != now.item) finish(item, 0, shape_.ratio(), s.states[0], out);
+      now = next;
     }
-    finish(item, 0, queries.count, state, out);
+  }
+
+  struct Place {
+    int item, chunk;
+  };
+
+  int first_chunk(int item, int window) const {
+    if (item >= static_cast<int>(alone_.size())) return 0;
+    const int row = alone_[item].row;
+    return window > 0 ? std::max(0, batch_.kv_lengths[row] - window) / kChunk : shared_[row];
+  }
+
+  Place after(const Place& place, int window) const {
+    const bool more = (place.chunk + 1) * kChunk < batch_.kv_lengths[alone_[place.item].row];
+    return more ? Place{place.item, place.chunk + 1} : Place{place.item + 1, first_chunk(place.item + 1, window)};
+  }
+
+  void locate(Scratch& s, const LayerPool& pool, const Place& place, int which) const {
+    const AttentionItem& item = alone_[place.item];
+    s.worker.locate(pool, pages_of(item.row), batch_.page_size, batch_.kv_lengths[item.row], place.chunk * kChunk, item.head,
+                    s.chunks[which]);
+  }
+
+  void begin_row(Scratch& s, const bf16* q, const AttentionItem& item, int window) const {
+    gather_row(q, item.row, item.head, 0, shape_.ratio(), window, s.queries[0]);
+    s.states[0].clear(shape_.head_dim);
+    if (shared_[item.row] > 0) take_over(item.row, item.head, s.states[0]);
   }
 
   size_t part_index(int row, int head, int chunk) const {

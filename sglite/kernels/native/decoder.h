@@ -25,6 +25,7 @@ struct DecoderWeights {
   const LayerWeights* layer;
 };
 
+constexpr int kManyRows = 128;   // from here on a pair of panels is a piece of work of its own
 constexpr int kPrivateRows = 4;  // up to here each worker encodes all rows itself
 constexpr int kBlockRows = 256;  // rows that go through a layer's products together, so that they stay in the L2 cache
 
@@ -93,18 +94,17 @@ class Products {
   template <class Pair, class Sink>
   void multiply(int id, const Matrix& w, const Activations& x, int rows, int pairs, const Pair& pair, const Sink& sink) {
     Unit& unit = workers_[id]->unit;
-    team_.share(pairs, rows >= kTileRows ? pairs : pieces(pairs), [&](int begin, int end) {
+    const int cut = rows >= kManyRows ? pairs : pieces(pairs);
+    team_.share(pairs, cut, [&](int begin, int end) {
       for (int i = begin; i < end; ++i) {
         const auto [a, b] = pair(i);
+        Ahead ahead = i + 1 < end ? look_ahead(w, pair(i + 1), rows) : Ahead();
         const __m512 bias_a = bias_of(w, a), bias_b = bias_of(w, b);
+        const auto emit = [&, a = a, b = b](int row, __m512 ya, __m512 yb) {
+          sink(row, a, b, _mm512_add_ps(ya, bias_a), _mm512_add_ps(yb, bias_b));
+        };
         for (int row = 0; row < rows; row += kUnitRows) {
-          const int count = std::min(kUnitRows, rows - row);
-          product(w, x, row, count, a, b, amx_, unit);
-          for (int r = 0; r < count; ++r) {
-            sink(row + r, a, b, _mm512_add_ps(_mm512_load_ps(unit.y[0][r]), bias_a),
-                 _mm512_add_ps(_mm512_load_ps(unit.y[1][r]), bias_b));
-            if (amx_ && r % kTileRows == kTileRows - 1) keep_tiles_awake();
-          }
+          product(w, x, row, std::min(kUnitRows, rows - row), a, b, amx_, unit, ahead, emit);
         }
       }
     });
@@ -119,6 +119,14 @@ class Products {
       sink(row, a, ya);
       if (b != a) sink(row, b, yb);
     });
+  }
+
+  // Tiles take the next pair's weights from the L2 cache; few rows leave no time to wait for memory.
+  Ahead look_ahead(const Matrix& w, std::pair<int, int> next, int rows) const {
+    if (!amx_ || rows >= kManyRows) return Ahead();
+    const uint8_t *a = w.codes + next.first * w.panel_bytes(), *b = w.codes + next.second * w.panel_bytes();
+    const int units = ceil_div(rows, w.format == kDense ? kUnitRows : kTileRows);
+    return Ahead(a, b, w.panel_bytes(), units * static_cast<int>(w.panel_bytes() / 1024));
   }
 
   static __m512 bias_of(const Matrix& w, int panel) {

@@ -27,6 +27,9 @@ struct Matrix {
   const float* bias;
 
   int panels() const { return ceil_div(rows, kLanes); }
+
+  // Only for the formats that tiles read in place.
+  size_t panel_bytes() const { return static_cast<size_t>(padded_columns) * kLanes * (format == kDense ? 2 : 1); }
 };
 
 constexpr int kUnitRows = 32;
@@ -77,9 +80,9 @@ void dense_rows(const Matrix& w, const Activations& x, int row, int a, int b, fl
 
 // ------------------------------------------------------------------------------------ int8 weights, 16-bit activations
 
-inline void store_exact(float* y, __m512i high, __m512i low, __m512 weight_scale, float row_scale) {
+inline __m512 exact_value(__m512i high, __m512i low, __m512 weight_scale, float row_scale) {
   const __m512 whole = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(low));
-  _mm512_store_ps(y, _mm512_mul_ps(whole, _mm512_mul_ps(weight_scale, _mm512_set1_ps(row_scale))));
+  return _mm512_mul_ps(whole, _mm512_mul_ps(weight_scale, _mm512_set1_ps(row_scale)));
 }
 
 template <int R>
@@ -116,8 +119,9 @@ void exact_rows(const Matrix& w, const Activations& x, int row, int a, int b, fl
     for (int r = 0; r < R; ++r) from[r] += 2048;
   }
   for (int r = 0; r < R; ++r) {
-    store_exact(ya[r], high_a[r], low_a[r], _mm512_loadu_ps(scale + a * kLanes), x.scale(row + r));
-    store_exact(yb[r], high_b[r], low_b[r], _mm512_loadu_ps(scale + b * kLanes), x.scale(row + r));
+    const __m512 scale_a = _mm512_loadu_ps(scale + a * kLanes), scale_b = _mm512_loadu_ps(scale + b * kLanes);
+    _mm512_store_ps(ya[r], exact_value(high_a[r], low_a[r], scale_a, x.scale(row + r)));
+    _mm512_store_ps(yb[r], exact_value(high_b[r], low_b[r], scale_b, x.scale(row + r)));
   }
 }
 
@@ -188,15 +192,33 @@ void group_rows(const Matrix& w, const Activations& x, int row, int panel, float
 
 #if SGLITE_AMX
 
-// A tile of weights that will be wanted soon, on its way from memory: the first rows of a product meet cold weights.
-inline void prefetch_tile(const uint8_t* tile) {
-  for (int line = 0; line < 1024; line += 64) _mm_prefetch(tile + line, _MM_HINT_T0);
-}
-constexpr int kAhead = 6 * 1024;
+// The weights of the next pair of panels, brought to the L2 cache while this pair is at work: a slice at every step.
+class Ahead {
+ public:
+  Ahead() = default;
+  Ahead(const uint8_t* a, const uint8_t* b, size_t panel_bytes, int steps)
+      : a_(a), b_(b), slice_(round_up(ceil_div(static_cast<int>(panel_bytes), steps), 64)), left_(panel_bytes) {}
+
+  void step() {
+    if (left_ <= 0) return;
+    for (int line = 0; line < slice_; line += 64) {
+      _mm_prefetch(a_ + line, _MM_HINT_T1);
+      _mm_prefetch(b_ + line, _MM_HINT_T1);
+    }
+    a_ += slice_;
+    b_ += slice_;
+    left_ -= slice_;
+  }
+
+ private:
+  const uint8_t *a_ = nullptr, *b_ = nullptr;
+  int slice_ = 0;
+  int64_t left_ = 0;
+};
 
 // Two tiles of rows times two panels in bf16; a step is 32 columns.
-template <bool Cold>
-void dense_tiles(const Matrix& w, const Activations& x, int row, bool second, int a, int b, Unit& unit) {
+inline void dense_tiles(const Matrix& w, const Activations& x, int row, bool second, int a, int b, Unit& unit,
+                        Ahead& ahead) {
   const size_t panel_bytes = static_cast<size_t>(w.padded_columns) * kLanes * 2;
   const uint8_t *wa = w.codes + a * panel_bytes, *wb = w.codes + b * panel_bytes;
   const uint8_t *x0 = x.tile_row(row), *x1 = second ? x.tile_row(row + kTileRows) : x0;
@@ -215,7 +237,7 @@ void dense_tiles(const Matrix& w, const Activations& x, int row, bool second, in
       TILE_LOAD(5, x1 + k * 1024, 64);
       TILE_DOT_BF16(2, 5, 6);
       TILE_DOT_BF16(3, 5, 7);
-      if constexpr (Cold) prefetch_tile(wa + k * 1024 + kAhead), prefetch_tile(wb + k * 1024 + kAhead);
+      ahead.step();
     }
     TILE_STORE(2, unit.y[0][kTileRows], 64);
     TILE_STORE(3, unit.y[1][kTileRows], 64);
@@ -226,17 +248,16 @@ void dense_tiles(const Matrix& w, const Activations& x, int row, bool second, in
       TILE_DOT_BF16(0, 4, 6);
       TILE_LOAD(7, wb + k * 1024, 64);
       TILE_DOT_BF16(1, 4, 7);
-      if constexpr (Cold) prefetch_tile(wa + k * 1024 + kAhead), prefetch_tile(wb + k * 1024 + kAhead);
+      ahead.step();
     }
   }
   TILE_STORE(0, unit.y[0][0], 64);
   TILE_STORE(1, unit.y[1][0], 64);
 }
 
-// One tile of rows times two panels, high and low bytes; a step is 64 columns.
-template <bool Cold>
-void exact_tiles(const Matrix& w, const Activations& x, int row, int rows, int a, int b, float (*ya)[kLanes],
-                        float (*yb)[kLanes]) {
+// One tile of rows times two panels, high and low bytes; a step is 64 columns. emit(row, ya, yb) takes each row.
+template <class Emit>
+void exact_tiles(const Matrix& w, const Activations& x, int row, int rows, int a, int b, Ahead& ahead, const Emit& emit) {
   const size_t panel_bytes = static_cast<size_t>(w.padded_columns) * kLanes;
   const uint8_t *wa = w.codes + a * panel_bytes, *wb = w.codes + b * panel_bytes, *from = x.tile_row(row);
   const int steps = w.padded_columns / 64;
@@ -253,7 +274,7 @@ void exact_tiles(const Matrix& w, const Activations& x, int row, int rows, int a
     TILE_LOAD(5, from + k * 2048 + 1024, 64);
     TILE_DOT_INT8(2, 5, 6);
     TILE_DOT_INT8(3, 5, 7);
-    if constexpr (Cold) prefetch_tile(wa + k * 1024 + kAhead), prefetch_tile(wb + k * 1024 + kAhead);
+    ahead.step();
   }
   alignas(64) int32_t sums[4][kTileRows][kLanes];
   TILE_STORE(0, sums[0], 64);
@@ -263,8 +284,9 @@ void exact_tiles(const Matrix& w, const Activations& x, int row, int rows, int a
   const float* scale = static_cast<const float*>(w.scale);
   const __m512 scale_a = _mm512_loadu_ps(scale + a * kLanes), scale_b = _mm512_loadu_ps(scale + b * kLanes);
   for (int r = 0; r < rows; ++r) {
-    store_exact(ya[r], _mm512_load_si512(sums[0][r]), _mm512_load_si512(sums[2][r]), scale_a, x.scale(row + r));
-    store_exact(yb[r], _mm512_load_si512(sums[1][r]), _mm512_load_si512(sums[3][r]), scale_b, x.scale(row + r));
+    const float row_scale = x.scale(row + r);
+    emit(row + r, exact_value(_mm512_load_si512(sums[0][r]), _mm512_load_si512(sums[2][r]), scale_a, row_scale),
+         exact_value(_mm512_load_si512(sums[1][r]), _mm512_load_si512(sums[3][r]), scale_b, row_scale));
   }
 }
 
@@ -295,31 +317,40 @@ inline void exact_unit(const Matrix& w, const Activations& x, int row, int rows,
   }
 }
 
-// Rows [row, row + rows) times panels a and b; row is a multiple of 32, rows at most 32.
-inline void product(const Matrix& w, const Activations& x, int row, int rows, int a, int b, bool amx, Unit& unit) {
-  switch (x.coding()) {
-    case Coding::kInt8:
-      for (int side = 0; side < (a == b ? 1 : 2); ++side) {
-        const int panel = side == 0 ? a : b;
-        if (w.format == kInt8) group_unit<kInt8>(w, x, row, rows, panel, unit.y[side]);
-        if (w.format == kInt4) group_unit<kInt4>(w, x, row, rows, panel, unit.y[side]);
-      }
-      return;
-    case Coding::kInt16U:
-      return exact_unit(w, x, row, rows, a, b, unit);
-    case Coding::kInt16:
+// Rows [row, row + rows) times panels a and b; row is a multiple of 32, rows at most 32. emit(row, ya, yb) takes each
+// row's 16 results of either panel.
+template <class Emit>
+void product(const Matrix& w, const Activations& x, int row, int rows, int a, int b, bool amx, Unit& unit, Ahead& ahead,
+             const Emit& emit) {
 #if SGLITE_AMX
-      for (int done = 0; done < rows; done += kTileRows) {
-        const auto tiles = row + done == 0 ? exact_tiles<true> : exact_tiles<false>;
-        tiles(w, x, row + done, std::min(kTileRows, rows - done), a, b, unit.y[0] + done, unit.y[1] + done);
-      }
+  if (x.coding() == Coding::kInt16) {
+    for (int done = 0; done < rows; done += kTileRows) {
+      exact_tiles(w, x, row + done, std::min(kTileRows, rows - done), a, b, ahead, emit);
+      keep_tiles_awake();
+    }
+    return;
+  }
 #endif
-      return;
-    case Coding::kBf16:
+  if (x.coding() == Coding::kInt16U) exact_unit(w, x, row, rows, a, b, unit);
+  if (x.coding() == Coding::kBf16) {
 #if SGLITE_AMX
-      if (amx) return (row == 0 ? dense_tiles<true> : dense_tiles<false>)(w, x, row, rows > kTileRows, a, b, unit);
+    if (amx) {
+      dense_tiles(w, x, row, rows > kTileRows, a, b, unit, ahead);
+    } else {
+      dense_unit(w, x, row, rows, a, b, unit);
+    }
+#else
+    dense_unit(w, x, row, rows, a, b, unit);
 #endif
-      return dense_unit(w, x, row, rows, a, b, unit);
+  }
+  if (x.coding() == Coding::kInt8) {
+    const auto unit_of = w.format == kInt8 ? group_unit<kInt8> : group_unit<kInt4>;
+    unit_of(w, x, row, rows, a, unit.y[0]);
+    if (b != a) unit_of(w, x, row, rows, b, unit.y[1]);
+  }
+  for (int r = 0; r < rows; ++r) {
+    emit(row + r, _mm512_load_ps(unit.y[0][r]), _mm512_load_ps(unit.y[1][r]));
+    if (amx && r % kTileRows == kTileRows - 1) keep_tiles_awake();
   }
 }
 

@@ -14,12 +14,13 @@ What the engine does with a matcher, in a step::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from sglite.errors import GrammarError
 from sglite.protocol import Constraint
 from sglite.runtime.grammar.tokens import TokenTable
 from sglite.runtime.grammar.vocabulary import Vocabulary
@@ -148,3 +149,18 @@ class GrammarBackend(Protocol):
     def compile(self, constraint: Constraint) -> Grammar:
         """Raises GrammarError naming what is malformed, unsupported or unsatisfiable. Callable from any thread."""
         ...
+
+
+FillMasks = Callable[[Sequence[Matcher], MaskBatch], Mapping[int, GrammarError]]
+"""Write a row of the mask for each matcher; returns the rows that failed, with their errors."""
+
+
+def fill_one_by_one(matchers: Sequence[Matcher], mask: MaskBatch) -> dict[int, GrammarError]:
+    """The plain FillMasks, for any matcher."""
+    failed: dict[int, GrammarError] = {}
+    for i, matcher in enumerate(matchers):
+        try:
+            matcher.fill(mask[i])
+        except GrammarError as error:
+            failed[i] = error
+    return failed
