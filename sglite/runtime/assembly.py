@@ -61,7 +61,8 @@ def build(config: EngineConfig) -> Parts:
     tokenizer = files.tokenizer(model_config)
     device = torch.device(resolved.device)
     if resolved.device == "cpu":
-        torch.set_num_threads(resolved.threads)
+        # the compiled kernels bring their own threads, and torch's would spin beside them
+        torch.set_num_threads(1 if resolved.kernels == "native" else resolved.threads)
     ops = get_ops(
         resolved.kernels,  # type: ignore[arg-type]
         device,
