@@ -16,6 +16,7 @@ from sglite.kernels.decoder import DecoderWeights
 from sglite.kernels.native import library
 from sglite.kernels.native.build import BuildError
 from sglite.kernels.native.decoder import FusedDecoder, as_attention, as_batch, supported
+from sglite.kernels.native.memory import Arena, prefer_huge_pages
 from sglite.kernels.native.pack import NativeLinear, WeightFormat, pack
 from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear
 from sglite.kernels.reference import ReferenceOps
@@ -76,13 +77,14 @@ class NativeOps:
         self.amx = amx and bool(self._library.sglite_has_amx())
         self.context = self._library.sglite_open(threads, self.amx)
         weakref.finalize(self, self._library.sglite_close, self.context)
+        self._arena = Arena()
         self._plain = ReferenceOps(device, dtype)
 
     def pack(self, weight: WeightSource, bias: Tensor | None = None) -> NativeLinear:
         return self.pack_many([weight], bias)
 
     def pack_many(self, weights: Sequence[WeightSource], bias: Tensor | None = None) -> NativeLinear:
-        return pack(weights, bias, self.weights)
+        return pack(weights, bias, self.weights, self._arena)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
         """x [T, K] -> [T, N] in the dtype of x, which is bfloat16 or (for logits) float32."""
@@ -96,6 +98,7 @@ class NativeOps:
     def allocate_kv(self, shape: KVShape) -> NativeKV:
         size = (2, shape.layers, shape.kv_heads, shape.pages, shape.page_size * shape.head_dim)
         data = torch.zeros(size, dtype=torch.bfloat16)
+        prefer_huge_pages(data)  # zeros as the system hands them out are not touched yet
         keys, values = data[0].data_ptr(), data[1].data_ptr()
         blocked = shape.page_size % BLOCK == 0
         pool = library.Pool(keys, values, shape.pages * shape.page_size, shape.kv_heads, shape.head_dim, blocked, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sglite.kernels.native.library import DENSE, INT4, INT8, Matrix
+from sglite.kernels.native.memory import Arena
 from sglite.kernels.weights import BLOCK, BlockQuantized, WeightSource, dense
 
 PANEL = 16
@@ -31,15 +31,15 @@ class NativeLinear:
         return sum(tensor.nbytes for tensor in self._tensors)
 
 
-def pack(weights: Sequence[WeightSource], bias: Tensor | None, format: WeightFormat) -> NativeLinear:
-    """The weights, which share their K, stacked and packed as one matrix.
+def pack(weights: Sequence[WeightSource], bias: Tensor | None, format: WeightFormat, arena: Arena) -> NativeLinear:
+    """The weights, which share their K, stacked and packed as one matrix in the arena.
 
     What a file holds in 8-bit blocks keeps 8 bits when ``format`` is int4: GGUF files do so where 4 bits cost quality.
     """
     if format == "int4" and any(isinstance(w, BlockQuantized) and w.format == "Q8_0" for w in weights):
         format = "int8"
     packer = {"dense": _pack_dense, "int8": _pack_int8, "int4": _pack_int4}[format]
-    return packer(weights, None if bias is None else _padded_rows(bias.float()))
+    return packer(weights, None if bias is None else _padded_rows(bias.float()), arena)
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -55,24 +55,24 @@ def _matrix(
     minimum: Tensor | None,
     sums: Tensor | None,
     bias: Tensor | None,
+    arena: Arena,
 ) -> NativeLinear:
     rows, columns = sum(w.shape[0] for w in weights), weights[0].shape[1]
-    parts = (codes, scale, minimum, sums, bias)
-    _ask_for_huge_pages(codes)
+    parts = [None if part is None else arena.keep(part) for part in (codes, scale, minimum, sums, bias)]
     return NativeLinear(Matrix(format, rows, columns, _ceil(columns, unit), *map(address, parts)), parts)
 
 
-def _pack_dense(weights: Sequence[WeightSource], bias: Tensor | None) -> NativeLinear:
+def _pack_dense(weights: Sequence[WeightSource], bias: Tensor | None, arena: Arena) -> NativeLinear:
     codes = torch.cat([_padded(dense(w, torch.float32), 1, 32).to(torch.bfloat16) for w in weights])
-    return _matrix(DENSE, weights, 32, _in_panels(_padded_rows(codes), 2), None, None, None, bias)
+    return _matrix(DENSE, weights, 32, _in_panels(_padded_rows(codes), 2), None, None, None, bias, arena)
 
 
-def _pack_int8(weights: Sequence[WeightSource], bias: Tensor | None) -> NativeLinear:
+def _pack_int8(weights: Sequence[WeightSource], bias: Tensor | None, arena: Arena) -> NativeLinear:
     """One symmetric scale for each row of the weight."""
     pairs = [_int8_rows(w) for w in weights]
     codes, scale = (_padded_rows(torch.cat(parts)) for parts in zip(*pairs, strict=True))
     sums = codes.sum(dim=1, dtype=torch.int32)
-    return _matrix(INT8, weights, 64, _in_panels(codes, 4), scale, None, sums, bias)
+    return _matrix(INT8, weights, 64, _in_panels(codes, 4), scale, None, sums, bias, arena)
 
 
 def _int8_rows(weight: WeightSource) -> tuple[Tensor, Tensor]:
@@ -81,16 +81,16 @@ def _int8_rows(weight: WeightSource) -> tuple[Tensor, Tensor]:
     return (values / scale.unsqueeze(1)).round_().to(torch.int8), scale
 
 
-def _pack_int4(weights: Sequence[WeightSource], bias: Tensor | None) -> NativeLinear:
+def _pack_int4(weights: Sequence[WeightSource], bias: Tensor | None, arena: Arena) -> NativeLinear:
     """4-bit codes with a scale and a minimum for 32 columns: GGUF's Q4 blocks as they are, others rounded to it."""
     triples = [_int4_blocks(w) for w in weights]
     codes, scale, minimum = (_padded_rows(torch.cat(parts)) for parts in zip(*triples, strict=True))
     groups = codes.shape[1]
     quads = codes.view(-1, PANEL, groups, 2, 4, 4)  # [panel, n, group, half, i, j]
     nibbles = quads[:, :, :, 0] | (quads[:, :, :, 1] << 4)
-    by_group = nibbles.permute(0, 2, 3, 1, 4).contiguous()  # [panel, group, i, n, j]
-    scale, minimum = (x.view(-1, PANEL, groups).transpose(1, 2).half().contiguous() for x in (scale, minimum))
-    return _matrix(INT4, weights, BLOCK, by_group, scale, minimum, None, bias)
+    by_group = nibbles.permute(0, 2, 3, 1, 4)  # [panel, group, i, n, j]
+    scale, minimum = (x.view(-1, PANEL, groups).transpose(1, 2).half() for x in (scale, minimum))
+    return _matrix(INT4, weights, BLOCK, by_group, scale, minimum, None, bias, arena)
 
 
 def _int4_blocks(weight: WeightSource) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,7 +111,7 @@ def _int4_blocks(weight: WeightSource) -> tuple[Tensor, Tensor, Tensor]:
 
 def _in_panels(codes: Tensor, unit: int) -> Tensor:
     """[N, K] -> [panel, K / unit, n, unit]"""
-    return codes.view(-1, PANEL, codes.shape[1] // unit, unit).transpose(1, 2).contiguous()
+    return codes.view(-1, PANEL, codes.shape[1] // unit, unit).transpose(1, 2)
 
 
 def _ceil(n: int, unit: int) -> int:
@@ -129,15 +129,3 @@ def _padded(tensor: Tensor, dim: int, unit: int) -> Tensor:
 
 def _padded_rows(tensor: Tensor) -> Tensor:
     return _padded(tensor, 0, PANEL)
-
-
-_MADV_HUGEPAGE = 14
-_HUGE_PAGE = 2 << 20
-
-
-def _ask_for_huge_pages(tensor: Tensor) -> None:
-    """Streaming through weights costs fewer page walks on large pages; where the system has none, nothing happens."""
-    start = _ceil(tensor.data_ptr(), _HUGE_PAGE)
-    length = (tensor.data_ptr() + tensor.nbytes - start) // _HUGE_PAGE * _HUGE_PAGE
-    if length > 0:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_HUGEPAGE)

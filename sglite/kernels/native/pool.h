@@ -60,12 +60,10 @@ class LayerPool {
   static void put_value(bf16* block, int lane, const bf16* v, int dim) {
     bf16* to = block + (lane / 2) * dim * 2;
     const bool odd = lane % 2 != 0;
-    for (int d = 0; d < dim; d += kLanes) {  // 16 pairs of words, of which one word each is new
-      const __m512i fresh = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(v + d)));
-      const __m512i old = _mm512_loadu_si512(to + d * 2);
-      const __m512i both = odd ? _mm512_mask_blend_epi16(0xAAAAAAAA, old, _mm512_slli_epi32(fresh, 16))
-                               : _mm512_mask_blend_epi16(0x55555555, old, fresh);
-      _mm512_storeu_si512(to + d * 2, both);
+    const __mmask32 words = odd ? 0xAAAAAAAA : 0x55555555;  // the other words may be another worker's at this moment
+    for (int d = 0; d < dim; d += kLanes) {
+      const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(v + d)));
+      _mm512_mask_storeu_epi16(to + d * 2, words, odd ? _mm512_slli_epi32(wide, 16) : wide);
     }
   }
 
