@@ -213,38 +213,47 @@ def _check_name(name: Any) -> None:
 
 
 def system(expr: Appendable | None = None) -> Row:
+    """A whole system turn: what the model is told before the conversation. Turns cannot be nested."""
     return role("system", expr)
 
 
 def user(expr: Appendable | None = None) -> Row:
+    """A whole user turn: what the user says. Turns cannot be nested."""
     return role("user", expr)
 
 
 def assistant(expr: Appendable | None = None) -> Row:
+    """A whole assistant turn: the model's own words, said by a gen or put into its mouth. Turns cannot be nested."""
     return role("assistant", expr)
 
 
 def system_begin() -> RoleBegin:
+    """Opens a turn; what is appended up to ``system_end()`` is its content."""
     return RoleBegin("system")
 
 
 def system_end() -> RoleEnd:
+    """Ends the turn that ``system_begin()`` opened; ProgramError where none is open."""
     return RoleEnd("system")
 
 
 def user_begin() -> RoleBegin:
+    """Opens a turn; what is appended up to ``user_end()`` is its content."""
     return RoleBegin("user")
 
 
 def user_end() -> RoleEnd:
+    """Ends the turn that ``user_begin()`` opened; ProgramError where none is open."""
     return RoleEnd("user")
 
 
 def assistant_begin() -> RoleBegin:
+    """Opens a turn; what is appended up to ``assistant_end()`` is its content."""
     return RoleBegin("assistant")
 
 
 def assistant_end() -> RoleEnd:
+    """Ends the turn that ``assistant_begin()`` opened; ProgramError where none is open."""
     return RoleEnd("assistant")
 
 

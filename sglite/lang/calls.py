@@ -135,7 +135,7 @@ class ProgramTrace:
         console = Console(width=140, no_color=True)
         with console.capture() as capture:
             console.print(self.tree())
-        return capture.get()
+        return capture.get().rstrip("\n")
 
 
 def _branch_node(nodes: dict[str, Tree], branch: str) -> Tree:

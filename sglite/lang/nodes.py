@@ -5,7 +5,7 @@ Nodes hold what the author wrote; what it means is in the interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
@@ -127,14 +127,12 @@ def flatten(value: Any) -> tuple[Expr, ...]:
         return value.nodes
     if isinstance(value, Expr):
         return (value,)
-    hint = "None: does the expression return something?" if value is None else f"a {type(value).__name__}: use str(...)"
+    kind = type(value).__name__
+    article = "an" if kind[0] in "aeiouAEIOU" else "a"
+    hint = "None: does the expression return something?" if value is None else f"{article} {kind}: use str(...)"
     raise ProgramError(f"only text and sglite expressions can be appended, not {hint}")
 
 
 def role(name: str, expr: Appendable | None = None) -> Row:
     """A whole turn."""
     return Row((RoleBegin(name), *(() if expr is None else flatten(expr)), RoleEnd(name)))
-
-
-def as_strings(value: str | Sequence[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
 from sglite.errors import InvalidRequestError, ProgramError
-from sglite.lang.nodes import as_strings
 from sglite.protocol import LogprobParams, SamplingParams
 
 
@@ -83,11 +82,21 @@ def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """What the author really set, in the protocol's types. Raises ProgramError for switches that are no booleans."""
     given = {name: value for name, value in values.items() if value is not None}
     for name in given.keys() & _LISTS:
-        given[name] = as_strings(given[name]) if name != "stop_token_ids" else tuple(given[name])
+        given[name] = _listed(name, given[name])
     for name in given.keys() & _SWITCHES:
         if not isinstance(given[name], bool):
             raise ProgramError(f"{name} must be True or False, not {given[name]!r}")
     return given
+
+
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    """What a list holds is checked with all else that is sent."""
+    if isinstance(value, str) and name != "stop_token_ids":
+        return (value,)
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+        what = "token ids" if name == "stop_token_ids" else "texts"
+        raise ProgramError(f"{name} must be a list of {what}, not {value!r}")
+    return tuple(value)
 
 
 _LISTS = frozenset({"stop", "stop_regex", "stop_token_ids"})

@@ -9,28 +9,30 @@ from sglite.lang.options import changed as changed
 from sglite.protocol import ModelInfo, Prompt, Text, Tokens
 
 _EVERYWHERE = frozenset({"n", "max_new_tokens"})
+_WORDS = {"min_new_tokens": "min_tokens"}
+"""Where ``gen`` calls an option differently."""
 
 
 def check(node: Gen, made: Plan, info: ModelInfo) -> None:
     """Raises UnsupportedError naming the argument that the backend cannot honour."""
     can = info.capabilities
     if node.constraint is not None and node.constraint.kind not in can.constraints:
-        raise _lacks(node, node.argument, info, f"constraints of kind {node.constraint.kind!r}", can.constraints)
+        raise _lacks(node.argument, info, f"constraints of kind {node.constraint.kind!r}", can.constraints)
     if made.logprobs is not None and not can.logprobs:
-        raise _lacks(node, "return_logprob", info, "logprobs")
+        raise _lacks("return_logprob", info, "logprobs")
     if made.logprobs is not None and made.logprobs.prompt_start is not None and not can.prompt_logprobs:
-        raise _lacks(node, "logprob_start_len", info, "logprobs of the prompt")
+        raise _lacks("logprob_start_len", info, "logprobs of the prompt")
     if made.sampling.n > 1 and not can.n:
-        raise _lacks(node, "n", info, "several samples per request")
+        raise _lacks("n", info, "several samples per request")
     for name in made.changed - can.sampling - _EVERYWHERE:
-        raise _lacks(node, name, info, f"sampling option {name}", can.sampling)
+        raise _lacks(_WORDS.get(name, name), info, f"sampling option {name}", can.sampling)
 
 
-def _lacks(node: Gen, argument: str, info: ModelInfo, what: str, has: frozenset[str] = frozenset()) -> UnsupportedError:
-    name = "" if node.name is None else f"{node.name!r}, "
+def _lacks(argument: str, info: ModelInfo, what: str, has: frozenset[str] = frozenset()) -> UnsupportedError:
+    """Which call it was is said by whoever knows its place in the program."""
     offers = f" (it has: {', '.join(sorted(has))})" if has else ""
     return UnsupportedError(
-        f"gen({name}{argument}=...): the backend of model {info.name!r} has no {what}{offers}", param=argument
+        f"{argument}=... cannot be honoured: the backend of model {info.name!r} has no {what}{offers}", param=argument
     )
 
 

@@ -23,8 +23,7 @@ class ProgramState:
 
     def __init__(self, branch: Branch) -> None:
         self._branch = branch
-        self.ret_value: Any = None
-        """What the program's function returned."""
+        self._ret_value: Any = None
 
     # ---- appending
 
@@ -136,6 +135,19 @@ class ProgramState:
         """The finished turns, as OpenAI messages. Raises what the program failed with."""
         self._settle()
         return self._branch.turns.messages()
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program's function returned, once it is over; None where it failed (see ``error``)."""
+        run = self._branch.run
+        if not run.body.over and not run.body.mine():
+            run.home.refuse_blocking("reading ret_value")
+            run.changed.block_until(run.body.is_over)
+        return self._ret_value
+
+    @ret_value.setter
+    def ret_value(self, value: Any) -> None:
+        self._ret_value = value
 
     def error(self) -> BaseException | None:
         """What the program failed with, if it did: a generation, or its function."""

@@ -19,7 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sglite.errors import RequestError, SgliteError, UnavailableError
+from sglite.errors import ConfigError, RequestError, SgliteError, UnavailableError
 from sglite.protocol import Chunk, Constraint, GenerateRequest, ModelInfo, Prompt, Text
 from sglite.runtime.config import config_from
 from sglite.runtime.core import EngineCore
@@ -142,14 +142,17 @@ class Engine:
     """A model, ready to generate, in this process. It is a Backend, and a context manager that closes itself.
 
     ``Engine(model="smollm2-135m", **options)`` takes the fields of EngineConfig as keywords; an unknown one raises
-    ConfigError. A model that cannot be found or loaded raises NotFoundError or ModelLoadError.
+    ConfigError. ``model_path`` is SGLang's name for ``model``. A model that cannot be found or loaded raises
+    NotFoundError or ModelLoadError.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | None = None, *, model_path: str | None = None, **options: Any) -> None:
+        if model is not None and model_path is not None:
+            raise ConfigError("model and model_path are the same; give one")
         from sglite.runtime.assembly import build
 
-        if model is not None:
-            options["model"] = model
+        if model is not None or model_path is not None:
+            options["model"] = model_path if model is None else model
         self._start(build(config_from(options)))
 
     @classmethod

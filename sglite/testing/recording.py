@@ -30,6 +30,8 @@ def replay(path: str | Path) -> Replayer:
 
 
 class Recorder:
+    """Every exchange is written as it ends, so a run that is cut short leaves what it had."""
+
     def __init__(self, backend: Backend, path: Path) -> None:
         self._backend = backend
         self._path = path

@@ -12,6 +12,7 @@ import pytest
 
 import sglite as sgl
 from sglite.errors import AbortedError, ProgramError
+from sglite.runtime.testing import scripted_engine
 from sglite.testing import MockBackend
 
 
@@ -149,6 +150,42 @@ def test_a_thousand_plain_programs_with_four_forks_each() -> None:
     states = tree.run_batch([{"i": i} for i in range(1000)], backend=mock)
     assert all(state.ret_value == ["x"] * 4 for state in states)
     assert len(mock.requests) == 4000
+
+
+def test_a_thousand_programs_with_four_forks_each_on_the_real_scheduler() -> None:
+    """More than the engine runs at once and more than its queue holds: it is waited for, and nothing is lost."""
+
+    @sgl.function
+    def forking(s, i):
+        s += f"Program {i % 7}: "
+        forks = s.fork(4)
+        forks += lambda k: f"branch {k}" + sgl.gen("v", max_tokens=2)
+        forks.join()
+        s += sgl.gen("end", max_tokens=2)
+
+    threads = threading.active_count()
+    with scripted_engine(kv_tokens=16_384, max_queue=512) as engine:
+        began = time.perf_counter()
+        states = forking.run_batch([{"i": i} for i in range(1_000)], backend=engine, temperature=0)
+        assert time.perf_counter() - began < 60, "bounded, on a machine that is busy too"
+        assert threading.active_count() < threads + 50
+    assert [state.error() for state in states] == [None] * 1_000
+    assert len({(tuple(state["v"]), state["end"]) for state in states}) == 7, "equal programs, equal answers"
+    assert all(len(state.trace()) == 5 for state in states)
+
+
+def test_what_a_streaming_program_returns_is_waited_for() -> None:
+    assert ask.run("q", backend=MockBackend("yes"), stream=True).ret_value == "yes"
+
+    async def main():
+        state = await ask.arun("q", backend=MockBackend("yes"), stream=True)
+        with pytest.raises(ProgramError, match="ret_value would block the event loop"):
+            _ = state.ret_value
+        async for _ in state.text_async_iter():
+            pass
+        return state.ret_value
+
+    assert run(main()) == "yes"
 
 
 def test_forks_of_one_program_run_at_once_without_threads() -> None:

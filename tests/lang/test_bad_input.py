@@ -387,3 +387,32 @@ def test_the_template_refuses_roles() -> None:
 
     with pytest.raises(InvalidRequestError, match=r"the system turn at test_bad_input.py.*user first"):
         program.run(backend=MockBackend(chat_template=template))["x"]
+
+
+@pytest.mark.parametrize("value, said", [(5, "not an int: use str"), (2.5, "not a float: use str"), (None, "not None")])
+def test_what_is_no_text_cannot_be_appended(value, said) -> None:
+    def number(s):
+        s += value
+
+    raised(number, match=said)
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_regex", "stop_token_ids"])
+def test_lists_of_stops_are_lists(name) -> None:
+    def wrong(s):
+        s += "x" + sgl.gen("a", **{name: 5})
+
+    raised(wrong, match=f"{name} must be a list of (texts|token ids), not 5")
+
+
+def test_a_refusal_names_the_call_once_and_the_word_the_author_used() -> None:
+    backend = MockBackend(capabilities=Capabilities(sampling=frozenset({"temperature"})))
+
+    def patient(s):
+        s += "x" + sgl.gen("a", min_tokens=3)
+        s["a"]
+
+    with pytest.raises(UnsupportedError, match=r"min_tokens=\.\.\. cannot be honoured") as caught:
+        sgl.function(patient).run(backend=backend)
+    assert str(caught.value).count("gen(") == 1
+    assert not backend.requests

@@ -71,6 +71,7 @@ def test_a_trace_is_printed_as_a_tree_and_written_as_json() -> None:
     assert "branch 0" in printed
     assert "[oh] no" in printed
     assert str(trace).count("gen ") == 3
+    assert str(trace) == str(trace).strip()
     value = json.loads(json.dumps(trace.to_json()))
     assert [call["branch"] for call in value["calls"]] == ["", "0", "1", ""]
     assert value["function"] == "tree"

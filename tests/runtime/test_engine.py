@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ import torch
 from sglite.errors import (
     AbortedError,
     CapacityError,
+    ConfigError,
     ContextLengthError,
     DeadlineError,
     GrammarError,
@@ -35,7 +36,9 @@ from sglite.protocol import (
     Text,
     Tokens,
 )
+from sglite.runtime import assembly
 from sglite.runtime.byte_tokenizer import byte_tokenizer
+from sglite.runtime.config import EngineConfig
 from sglite.runtime.engine import Engine
 from sglite.runtime.model.faults import FaultyModel, fail_at, fail_on_token
 from sglite.runtime.model.scripted import ScriptedModel, hashed
@@ -597,3 +600,18 @@ def test_aborted_error_is_what_an_abort_raises() -> None:
 
     with scripted_engine(context_length=100_000, kv_tokens=200_000) as engine:
         asyncio.run(main(engine))
+
+
+def test_model_path_is_another_name_for_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Built(Exception):
+        """With the config that an engine was to be built from."""
+
+    def build(config: EngineConfig) -> NoReturn:
+        raise Built(config)
+
+    monkeypatch.setattr(assembly, "build", build)
+    with pytest.raises(Built) as built:
+        Engine(model_path="a")
+    assert built.value.args[0].model == "a"
+    with pytest.raises(ConfigError, match="model and model_path are the same"):
+        Engine("a", model_path="b")
