@@ -603,14 +603,14 @@ def test_aborted_error_is_what_an_abort_raises() -> None:
 
 
 def test_model_path_is_another_name_for_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Built(Exception):
+    class BuiltError(Exception):
         """With the config that an engine was to be built from."""
 
     def build(config: EngineConfig) -> NoReturn:
-        raise Built(config)
+        raise BuiltError(config)
 
     monkeypatch.setattr(assembly, "build", build)
-    with pytest.raises(Built) as built:
+    with pytest.raises(BuiltError) as built:
         Engine(model_path="a")
     assert built.value.args[0].model == "a"
     with pytest.raises(ConfigError, match="model and model_path are the same"):
