@@ -98,3 +98,17 @@ def test_counting(mock_backend: MockBackend) -> None:
     assert mock_backend.prompts == ["two words"]
     assert state.get_meta_info("a")["completion_tokens"] == 1
     assert mock_backend.running == 0
+
+
+def test_the_mock_obeys_stop_regex() -> None:
+    @sgl.function
+    def counting(s, pattern):
+        s += "count" + sgl.gen("x", stop_regex=pattern)
+        return s["x"]
+
+    mock = MockBackend("one two 3 four")
+    state = counting.run("[0-9]", backend=mock)
+    assert state.ret_value == "one two "
+    assert state.get_meta_info("x")["finish_reason"] == {"type": "stop", "matched": "[0-9]"}
+    with pytest.raises(InvalidRequestError, match="stop_regex"):
+        counting.run("[", backend=mock)

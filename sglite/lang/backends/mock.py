@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import fields
 from typing import Any
 
-from sglite.errors import RequestError
+from sglite.errors import InvalidRequestError, RequestError
 from sglite.lang.backends.instances import least_text, satisfies
 from sglite.protocol import (
     CandidateScore,
@@ -223,10 +223,18 @@ def _last_key(script: Mapping[str, Answer], prompt: str) -> Answer:
     return script[max(found)[2]] if found else None
 
 
+def _search(pattern: str, answer: str) -> re.Match[str] | None:
+    try:
+        return re.search(pattern, answer)
+    except re.error as error:
+        raise InvalidRequestError(f"stop_regex {pattern!r}: {error}", param="stop_regex") from None
+
+
 def _cut(answer: str, sampling: SamplingParams) -> tuple[str, Finish]:
-    if not sampling.stop:
+    if not sampling.stop and not sampling.stop_regex:
         return answer, _STOP
     hits = [(at, stop) for stop in sampling.stop if (at := answer.find(stop)) >= 0]
+    hits += [(found.start(), pattern) for pattern in sampling.stop_regex if (found := _search(pattern, answer))]
     if not hits:
         return answer, _STOP
     at, stop = min(hits)
