@@ -150,7 +150,6 @@ def _kv_tokens(config: EngineConfig, model: Model, device: torch.device) -> int:
 
 
 def _info(config: EngineConfig, model: Model, tokenizer: Tokenizer, kinds: frozenset[str]) -> ModelInfo:
-    honoured = {f for f in SamplingParams.__dataclass_fields__ if f != "stop_regex"}
     return ModelInfo(
         name=config.model,
         context_length=config.context_length,
@@ -166,7 +165,7 @@ def _info(config: EngineConfig, model: Model, tokenizer: Tokenizer, kinds: froze
             logprobs=True,
             prompt_logprobs=True,
             token_prompts=True,
-            sampling=frozenset(honoured),
+            sampling=frozenset(SamplingParams.__dataclass_fields__),
         ),
         details={name: getattr(config, name) for name in EngineConfig.__dataclass_fields__},
     )

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import regex
+
+from sglite.errors import RequestError
 from sglite.protocol import TokenLogprob
+
+MATCH_SECONDS = 0.02
+"""Longest search for a pattern in one token's text: backtracking may take for ever, and the engine thread waits."""
 
 
 class Detokenizer(Protocol):
@@ -52,9 +58,12 @@ class _Unit:
 class OutputStream:
     """One sample's output: ``push`` each id as it is known; ``close`` at the end, unless a stop string was found."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stops: Sequence[str] = (), patterns: Sequence[regex.Pattern[str]] = ()
+    ) -> None:
         self._detokenizer = detokenizer
         self._stops = tuple(stops)
+        self._patterns = tuple(patterns)
         self._longest = max((len(s) for s in self._stops), default=0)
         self._held = ""
         self._emitted = 0  # length of the text handed out
@@ -67,12 +76,12 @@ class OutputStream:
         checked = len(self._held)
         self._held += self._detokenizer.push((token,))
         self._add(token, logprob)
-        if not self._stops:
+        if not self._stops and not self._patterns:
             return self._emit(len(self._held))
-        found = self._find_stop(checked)
+        found = self._find_stop(checked) or self._find_match()
         if found is not None:
             return self._cut(*found)
-        return self._emit(len(self._held) - self._may_begin_stop())
+        return self._emit(min(len(self._held) - self._may_begin_stop(), self._may_begin_match()))
 
     def close(self) -> Emission:
         """Everything still held back: the sample ended for another reason than a stop string."""
@@ -105,6 +114,22 @@ class OutputStream:
             if any(stop.startswith(tail) for stop in self._stops):
                 return length
         return 0
+
+    def _find_match(self) -> tuple[int, str] | None:
+        """The earliest match of a pattern. What was emitted cannot be part of one, so the held text is enough."""
+        hits = [(hit.start(), pattern.pattern) for pattern in self._patterns if (hit := self._search(pattern))]
+        return min(hits, default=None)
+
+    def _may_begin_match(self) -> int:
+        """Where the held text begins to be the beginning of a match."""
+        hits = [self._search(pattern, partial=True) for pattern in self._patterns]
+        return min((hit.start() for hit in hits if hit), default=len(self._held))
+
+    def _search(self, pattern: regex.Pattern[str], *, partial: bool = False) -> regex.Match[str] | None:
+        try:
+            return pattern.search(self._held, partial=partial, timeout=MATCH_SECONDS)
+        except TimeoutError:
+            raise RequestError(f"stop_regex {pattern.pattern!r} takes too long to search for; simplify it") from None
 
     def _emit(self, count: int) -> Emission:
         text, self._held = self._held[:count], self._held[count:]

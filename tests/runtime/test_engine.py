@@ -177,6 +177,19 @@ def test_stop_string_across_tokens(overlap: bool) -> None:
     assert sum(chunk.finish is not None for chunk in chunks) == 1
 
 
+def test_stop_regex_and_one_that_takes_for_ever() -> None:
+    stop = SamplingParams(temperature=0, stop_regex=(r"w[aeiou]r",))
+    hostile = SamplingParams(temperature=0, stop_regex=(r"(?:a|aa)+[bc]",), max_new_tokens=60)
+    outcomes = outcomes_of(scripted_engine(answering("hello world" + "a" * 60)), request("a?", sampling=stop))
+    assert isinstance(outcomes[0], list) and text_of(outcomes[0]) == "hello "
+    assert outcomes[0][-1].finish is not None and outcomes[0][-1].finish.matched == r"w[aeiou]r"
+    outcomes = outcomes_of(
+        scripted_engine(answering("a" * 60)), request("a?", sampling=hostile), request("b?", sampling=stop)
+    )
+    assert isinstance(outcomes[0], RequestError) and "stop_regex" in str(outcomes[0])
+    assert isinstance(outcomes[1], list) and len(text_of(outcomes[1])) == 60
+
+
 def test_stop_token_ids_and_min_new_tokens() -> None:
     stop = SamplingParams(temperature=0, stop_token_ids=(ord("l"),))
     late = SamplingParams(temperature=0, min_new_tokens=5)
@@ -366,7 +379,8 @@ def test_a_grammar_with_one_answer_needs_no_model() -> None:
         (lambda: request("a", sampling=SamplingParams(logit_bias=((VOCAB, 1.0),))), InvalidRequestError, "logit_bias"),
         (lambda: request("a", sampling=SamplingParams(stop_token_ids=(VOCAB,))), InvalidRequestError, "stop_token_ids"),
         (lambda: request("a", sampling=SamplingParams(temperature=float("nan"))), InvalidRequestError, "temperature"),
-        (lambda: request("a", sampling=SamplingParams(stop_regex=("a",))), UnsupportedError, "stop_regex"),
+        (lambda: request("a", sampling=SamplingParams(stop_regex=("(",))), InvalidRequestError, "stop_regex"),
+        (lambda: request("a", sampling=SamplingParams(stop_regex=("a*",))), InvalidRequestError, "stop_regex"),
         (lambda: request("a", adapter="nobody"), UnsupportedError, "adapter"),
         (lambda: request("a", constraint=Constraint("regex", "(")), GrammarError, None),
     ],

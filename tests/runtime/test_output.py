@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,6 +93,22 @@ def test_stop_strings(pieces: list[str], stops: list[str], text: str, covered: i
     assert emissions[-1].stopped == stop
     assert len(ids_of(emissions)) == covered
     assert emissions[-1].uncovered == len(text) - len("".join(pieces[:covered]))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "patterns", "text", "pattern"),
+    [
+        (["ab1", "2c"], [r"\d+c"], "ab", r"\d+c"),
+        (["12", "34", "x"], [r"\d+[a-c]"], "1234x", None),
+        (["say: en", "d now"], ["end|stop"], "say: ", "end|stop"),
+        (["a q"], ["a.*z|q"], "a ", "a.*z|q"),  # what is complete counts, not what may become so
+    ],
+)
+def test_stop_patterns(pieces: list[str], patterns: list[str], text: str, pattern: str | None) -> None:
+    stream = OutputStream(Bytes(pieces), patterns=[regex.compile(p) for p in patterns])
+    emissions = run(stream, range(256, 256 + len(pieces)))
+    assert text_of(emissions) == text
+    assert emissions[-1].stopped == pattern
 
 
 def test_an_incomplete_character_at_the_end_is_replaced_and_its_ids_are_kept() -> None:
