@@ -23,13 +23,18 @@ _EMBEDDING_KINDS = {torch.float32: 0, torch.bfloat16: 1}
 _PACKED_EMBEDDING = 2
 
 
+def fits(head_dim: int) -> bool:
+    """Whether the attention kernels have a form for heads of this size: whole vectors, and not too many."""
+    return head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM
+
+
 def supported(weights: DecoderWeights) -> bool:
-    """Whether vectors and tiles fit: head size, hidden and intermediate size in whole vectors, no softcap."""
+    """Whether vectors and tiles fit: head size, hidden and intermediate size in whole vectors, one kind of head."""
     specs = [weights.attention, *(layer.attention for layer in weights.layers if layer.attention)]
-    sizes = [weights.layers[0].qkv.in_features, weights.layers[0].down.in_features, weights.attention.head_dim]
+    sizes = [weights.layers[0].qkv.in_features, weights.layers[0].down.in_features]
     return (
         all(size % 16 == 0 for size in sizes)
-        and weights.attention.head_dim <= _MAX_HEAD_DIM
+        and fits(weights.attention.head_dim)
         and all(_same_but_window(spec, weights.attention) for spec in specs)
     )
 

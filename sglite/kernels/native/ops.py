@@ -15,7 +15,7 @@ from sglite.errors import ConfigError
 from sglite.kernels.decoder import DecoderWeights
 from sglite.kernels.native import library
 from sglite.kernels.native.build import BuildError
-from sglite.kernels.native.decoder import FusedDecoder, as_attention, as_batch, supported
+from sglite.kernels.native.decoder import FusedDecoder, as_attention, as_batch, fits, supported
 from sglite.kernels.native.memory import Arena, prefer_huge_pages
 from sglite.kernels.native.pack import NativeLinear, WeightFormat, pack
 from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear
@@ -95,7 +95,10 @@ class NativeOps:
         self._library.sglite_linear(self.context, byref(matrix), x.data_ptr(), x.stride(0), len(x), y.data_ptr(), half)
         return y
 
-    def allocate_kv(self, shape: KVShape) -> NativeKV:
+    def allocate_kv(self, shape: KVShape) -> KVPool:
+        """A pool of the library's, or of plain torch (and its attention) for heads the library has no form for."""
+        if not fits(shape.head_dim):
+            return self._plain.allocate_kv(shape)
         size = (2, shape.layers, shape.kv_heads, shape.pages, shape.page_size * shape.head_dim)
         data = torch.zeros(size, dtype=torch.bfloat16)
         prefer_huge_pages(data)  # zeros as the system hands them out are not touched yet
@@ -109,11 +112,13 @@ class NativeOps:
         return as_batch(batch)
 
     def write_kv(self, kv: KVPool, layer: int, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        pool = cast(NativeKV, kv).pool
+        if not isinstance(kv, NativeKV):
+            self._plain.write_kv(kv, layer, k, v, batch)
+            return
         k, v = _dense_heads(k), _dense_heads(v)
         self._library.sglite_write_kv(
             self.context,
-            byref(pool),
+            byref(kv.pool),
             layer,
             k.data_ptr(),
             v.data_ptr(),
@@ -124,12 +129,13 @@ class NativeOps:
         )
 
     def attend(self, q: Tensor, kv: KVPool, layer: int, batch: ForwardBatch, spec: AttentionSpec, plan: Any) -> Tensor:
-        pool = cast(NativeKV, kv).pool
+        if not isinstance(kv, NativeKV):
+            return self._plain.attend(q, kv, layer, batch, spec, None)
         q = q.contiguous()
         out = torch.empty_like(q)
         shape = as_attention(spec)
         self._library.sglite_attend(
-            self.context, byref(pool), layer, byref(plan), byref(shape), q.data_ptr(), out.data_ptr()
+            self.context, byref(kv.pool), layer, byref(plan), byref(shape), q.data_ptr(), out.data_ptr()
         )
         return out
 
