@@ -141,7 +141,8 @@ class ProgramState:
         """What the program's function returned, once it is over; None where it failed (see ``error``)."""
         run = self._branch.run
         if not run.body.over and not run.body.mine():
-            run.home.refuse_blocking("reading ret_value")
+            if run.home.here:
+                raise ProgramError("the program still runs: read its stream to the end, or await arun() without stream")
             run.changed.block_until(run.body.is_over)
         return self._ret_value
 
