@@ -280,7 +280,7 @@ def test_types_that_are_not_weights(tmp_path: Path):
 
 def test_pickles_are_never_loaded(tmp_path: Path):
     source = edited(tmp_path)
-    assert "holds no .safetensors file" in refused(source)
+    assert "holds no .safetensors file; fetch its weights too" in refused(source)
     (tmp_path / "pytest_model.bin").write_bytes(b"")
     assert "its pickled weights are never loaded" in refused(source)
 
@@ -415,6 +415,12 @@ def read_everything(path: Path) -> None:
     weights = open_weights(gguf(path))
     for name in weights.names():
         weights.get(name)
+
+
+def test_an_empty_gguf_file(tmp_path: Path):
+    path = tmp_path / "m.gguf"
+    path.touch()
+    assert "m.gguf cannot be read: it is empty; fetch it again" in refused(ModelSource(str(path), path, "gguf"))
 
 
 def test_a_file_cut_anywhere_is_a_clear_error(tmp_path: Path, small_gguf: Path):

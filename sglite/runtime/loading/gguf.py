@@ -76,7 +76,8 @@ def _map(path: Path) -> mmap.mmap:
             # Private, writable pages: torch wants writable memory, and nothing ever writes to them.
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:  # ValueError: an empty file
-        raise ModelLoadError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        reason = error.strerror or error if isinstance(error, OSError) else "it is empty; fetch it again"
+        raise ModelLoadError(f"{path} cannot be read: {reason}") from error
 
 
 def _parse(data: memoryview) -> tuple[dict[str, Any], dict[str, TensorInfo]]:

@@ -44,8 +44,8 @@ def _shards(folder: Path) -> list[Path]:
     if found := sorted(folder.glob("*.safetensors")):
         return found
     pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-    hint = "; its pickled weights are never loaded, convert them to safetensors" if pickles else ""
-    raise ModelLoadError(f"{folder} holds no .safetensors file{hint}")
+    hint = "its pickled weights are never loaded, convert them to safetensors" if pickles else "fetch its weights too"
+    raise ModelLoadError(f"{folder} holds no .safetensors file; {hint}")
 
 
 def _weight_map(folder: Path) -> Mapping[str, str]:
