@@ -296,7 +296,8 @@ SECTIONS = (
         "Backends",
         "Where programs run. Each has the verbs of `Backend`, and further ones that are listed with it.",
         (
-            "set_default_backend", "flush_cache", "get_server_info", "Engine", "RuntimeEndpoint", "Runtime", "OpenAI",
+            "set_default_backend", "get_default_backend", "flush_cache", "get_server_info",
+            "Engine", "RuntimeEndpoint", "Runtime", "OpenAI",
             "Anthropic", "LiteLLM",
         ),
         more=backend_protocol,

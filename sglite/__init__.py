@@ -15,7 +15,7 @@ _HOMES = {
     "sglite.lang.api": (
         "gen", "gen_int", "gen_string", "select", "system", "user", "assistant", "system_begin", "system_end",
         "user_begin", "user_end", "assistant_begin", "assistant_end", "separate_reasoning", "image", "video",
-        "set_default_backend", "flush_cache", "get_server_info",
+        "set_default_backend", "get_default_backend", "flush_cache", "get_server_info",
     ),
     "sglite.lang.choices": (
         "ChoicesMethod", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized",

@@ -1,7 +1,7 @@
 """Typed facts out of three short notes: roles, fork, gen, select and a schema-constrained gen, streamed.
 
-Run it as it is (`make demo`), on another model (`--model path/to/folder`), or against a running server
-(`--backend http://127.0.0.1:30000`).
+Run it as it is (`make demo`), on another model (`--model path/to/folder`), against a running server
+(`--backend http://127.0.0.1:30000`), or with `sglite run`, which sets a backend for it.
 """
 
 from __future__ import annotations
@@ -65,18 +65,20 @@ def calls_table(states: Sequence[sgl.ProgramState]) -> Table:
             first = "-" if call.ttft is None else f"{call.ttft * 1000:.0f} ms"
             speed = f"{call.tokens_per_second:.0f}" if call.new_tokens else "-"
             counts = (str(n) for n in (call.prompt_tokens, call.cached_tokens, call.new_tokens))
-            table.add_row(str(number), call.name, *counts, first, speed)
+            table.add_row(str(number), f"{call.kind} {call.name}", *counts, first, speed)
     return table
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m", help="registry name, folder or .gguf file")
+    parser.add_argument("--model", help="registry name, folder or .gguf file (default: smollm2-135m)")
     parser.add_argument("--backend", help="URL of a running sglite server, instead of loading a model here")
     options = parser.parse_args(arguments)
     console = Console()
-    backend = sgl.RuntimeEndpoint(options.backend) if options.backend else sgl.Engine(model=options.model)
-    sgl.set_default_backend(backend)
+    if options.backend:
+        sgl.set_default_backend(sgl.RuntimeEndpoint(options.backend))
+    elif options.model or sgl.get_default_backend() is None:
+        sgl.set_default_backend(sgl.Engine(model=options.model or "smollm2-135m"))
     states = [read_note.run(note, console) for note in NOTES]
     console.print("\n[bold]typed[/bold]", *[f"  {state.ret_value!r}" for state in states], sep="\n")
     console.print(calls_table(states))

@@ -11,10 +11,10 @@ from sglite.errors import GrammarError, ProgramError, UnsupportedError
 from sglite.lang.choices import ChoicesMethod, find_method
 from sglite.lang.nodes import Appendable, Expr, Gen, RoleBegin, RoleEnd, Row, Select, flatten, role
 from sglite.lang.options import given_options
-from sglite.lang.run import as_backend, forget_info, set_default
+from sglite.lang.run import as_backend, forget_info, get_default, set_default
 from sglite.lang.schema import dtype_of, from_json_schema, from_type
 from sglite.lang.waiting import background
-from sglite.protocol import Constraint
+from sglite.protocol import Backend, Constraint
 from sglite.reasoning import reasoning_format
 
 
@@ -285,6 +285,11 @@ def video(path: str, num_frames: int) -> Expr:
 def set_default_backend(backend: Any) -> None:
     """What programs run on when ``run`` is given no ``backend``; None takes it away."""
     set_default(backend)
+
+
+def get_default_backend() -> Backend | None:
+    """The backend that ``set_default_backend`` (or ``sglite run``) has set; None where there is none."""
+    return get_default()
 
 
 def flush_cache(backend: Any = None) -> bool:

@@ -113,6 +113,10 @@ def set_default(backend: Any) -> None:
     _default[:] = [] if backend is None else [as_backend(backend)]
 
 
+def get_default() -> Backend | None:
+    return _default[0] if _default else None
+
+
 def as_backend(backend: Any) -> Backend:
     """The given backend (or a Runtime's endpoint), or the default one. Raises ProgramError when there is none."""
     if backend is None:
