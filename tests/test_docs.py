@@ -172,6 +172,12 @@ def test_tutorial(same_engine: Engine, namespace: dict[str, Any]) -> None:
     run_all(DOCS / "tutorial.md", namespace, exact=is_exact(same_engine))
 
 
+def test_no_placeholders_are_left() -> None:
+    for path in [README, *sorted(DOCS.glob("*.md"))]:
+        words = set(path.read_text(encoding="utf-8").splitlines())
+        assert not words & {"TABLE", "OUTPUT", "TODO"}, path.name
+
+
 def test_coming_from_sglang(namespace: dict[str, Any]) -> None:
     run_all(DOCS / "coming-from-sglang.md", namespace, exact=True)
 
