@@ -8,6 +8,7 @@ from ctypes import byref
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,8 +101,9 @@ class NativeOps:
         if not fits(shape.head_dim):
             return self._plain.allocate_kv(shape)
         size = (2, shape.layers, shape.kv_heads, shape.pages, shape.page_size * shape.head_dim)
-        data = torch.zeros(size, dtype=torch.bfloat16)
-        prefer_huge_pages(data)  # zeros as the system hands them out are not touched yet
+        # numpy's zeros come from the system untouched, torch's are written: a pool costs memory only where it is used
+        data = torch.from_numpy(np.zeros(size, dtype=np.int16)).view(torch.bfloat16)
+        prefer_huge_pages(data)
         keys, values = data[0].data_ptr(), data[1].data_ptr()
         blocked = shape.page_size % BLOCK == 0
         pool = library.Pool(keys, values, shape.pages * shape.page_size, shape.kv_heads, shape.head_dim, blocked, 0)
