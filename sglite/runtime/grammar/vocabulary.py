@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 
 from sglite.errors import ConfigError
 
@@ -29,9 +27,3 @@ class Vocabulary:
     def words(self) -> int:
         """Length of a mask row."""
         return (self.width + 31) // 32
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Equal for vocabularies for which a compiled grammar is the same."""
-        data = f"{self.width} {self.eos_ids} {self.tokenizer_json}"
-        return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
