@@ -308,6 +308,21 @@ class Backend(Protocol):
     async def aclose(self) -> None: ...
 
 
+@runtime_checkable
+class KeepsPrograms(Protocol):
+    """A backend that keeps the prefixes of live programs between their calls, and lets go of them when it is told."""
+
+    async def end_program(self, program: str, branch: str = "", *, namespace: str = "") -> None:
+        """No more calls come from a branch (``ProgramInfo.branch``) and those below it; from "" that is all of them."""
+        ...
+
+
+async def end_program(backend: Backend, program: str, branch: str = "", *, namespace: str = "") -> None:
+    """Tell a backend that a program's branch has ended; where the backend keeps nothing, do nothing."""
+    if isinstance(backend, KeepsPrograms):
+        await backend.end_program(program, branch, namespace=namespace)
+
+
 # ----------------------------------------------------------------------------------------------------------- checks
 
 
