@@ -18,9 +18,9 @@ from torch import Tensor
 
 from sglite.errors import ConfigError
 from sglite.kernels.decoder import DecoderWeights
-from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear
+from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear, Table
 from sglite.kernels.reference import PagedKV, allocate_paged_kv, attend_rows, stacked, visible
-from sglite.kernels.weights import WeightSource
+from sglite.kernels.weights import WeightSource, dense
 
 log = logging.getLogger(__name__)
 
@@ -225,7 +225,11 @@ class CpuOps:
             out[group.tokens] = _attend_group(q.index_select(0, group.tokens), keys, values, group, spec)
         return out
 
-    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
+    def table(self, weight: WeightSource, head: Linear | None) -> Tensor:
+        return dense(weight, self.dtype).to(self.device)  # oneDNN's packed weights cannot be read by row
+
+    def embed(self, ids: Tensor, table: Table) -> Tensor:
+        assert isinstance(table, Tensor)
         return F.embedding(ids, table)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sglite.kernels.ops import AttentionSpec, Linear
+from sglite.kernels.ops import AttentionSpec, Linear, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    embedding: Tensor
+    embedding: Table
     """[V, E]"""
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     """[E]"""
     head: Linear
-    """[V, E]; shares memory with the embedding only where the Ops can"""
+    """[V, E]; the very object of ``embedding`` where the model ties the two and the Ops reads rows of it"""
     cos: Tensor
     """fp32 [context, D / 2]"""
     sin: Tensor

@@ -87,6 +87,10 @@ class Linear(Protocol):
     in_features: int
 
 
+Table = Tensor | Linear
+"""An embedding that ``Ops.table`` made."""
+
+
 class KVPool(Protocol):
     """Keys and values of every layer, in the layout its Ops prefers."""
 
@@ -128,7 +132,14 @@ class Ops(Protocol):
         """q [T, H, D] over the pages of each row, causal -> [T, H, D]"""
         ...
 
-    def embed(self, ids: Tensor, table: Tensor) -> Tensor: ...
+    def table(self, weight: WeightSource, head: Linear | None) -> Table:
+        """The embedding [V, E] as ``embed`` reads it. ``head``: the same weight, packed, where the model ties the two;
+        an Ops that can read rows of it returns it, so that the weight lies in memory once."""
+        ...
+
+    def embed(self, ids: Tensor, table: Table) -> Tensor:
+        """Rows of the table: ids [T] -> [T, E]"""
+        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm over the last dimension, computed in fp32."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sglite.kernels.decoder import DecoderWeights
-from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear
+from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear, Table
 from sglite.kernels.weights import WeightSource, dense
 
 
@@ -129,7 +129,11 @@ class ReferenceOps:
         assert isinstance(kv, PagedKV)
         return attend_rows(q, kv, layer, batch, spec)
 
-    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
+    def table(self, weight: WeightSource, head: Linear | None) -> Tensor:
+        return head.weight if isinstance(head, DenseLinear) else dense(weight, self.dtype).to(self.device)
+
+    def embed(self, ids: Tensor, table: Table) -> Tensor:
+        assert isinstance(table, Tensor)
         return table[ids]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

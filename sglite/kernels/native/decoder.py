@@ -124,10 +124,10 @@ class FusedDecoder:
 
     def _embedding(self, weights: DecoderWeights) -> tuple[int, int]:
         """Its address and kind: a plain table, or the head itself where the two are tied."""
-        table: object = weights.embedding
+        table = weights.embedding
         if isinstance(table, NativeLinear):
             return ctypes.addressof(table.matrix), _PACKED_EMBEDDING
-        plain = weights.embedding.contiguous()
+        plain = cast(Tensor, table).contiguous()
         self._kept.append(plain)
         return plain.data_ptr(), _EMBEDDING_KINDS[plain.dtype]
 

@@ -110,6 +110,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sglite_decoder_free": (None, [c_void_p]),
     "sglite_decoder_run": (None, [c_void_p, POINTER(Batch), POINTER(Pool), c_void_p]),
     "sglite_linear": (None, [c_void_p, POINTER(Matrix), c_void_p, c_int64, c_int32, c_void_p, c_int32]),
+    "sglite_rows": (None, [POINTER(Matrix), c_void_p, c_int32, c_void_p]),
     "sglite_write_kv": (
         None,
         [c_void_p, POINTER(Pool), c_int32, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int32],

@@ -81,6 +81,11 @@ void sglite_linear(void* context, const Matrix* w, const void* x, int64_t x_stri
   });
 }
 
+// y: fp32 [count][K], the rows of W that ids name.
+void sglite_rows(const Matrix* w, const int64_t* ids, int32_t count, float* y) {
+  for (int i = 0; i < count; ++i) unpack_row(*w, ids[i], y + static_cast<size_t>(i) * w->columns);
+}
+
 // k, v: bf16 [tokens][G][D] with `k_stride` and `v_stride` elements from token to token.
 void sglite_write_kv(void* context, const Pool* pool, int32_t layer, const bf16* k, const bf16* v, int64_t k_stride,
                      int64_t v_stride, const int64_t* slots, int32_t tokens) {

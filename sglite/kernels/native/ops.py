@@ -19,9 +19,9 @@ from sglite.kernels.native.build import BuildError
 from sglite.kernels.native.decoder import FusedDecoder, as_attention, as_batch, fits, supported
 from sglite.kernels.native.memory import Arena, prefer_huge_pages
 from sglite.kernels.native.pack import NativeLinear, WeightFormat, pack
-from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear
+from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear, Table
 from sglite.kernels.reference import ReferenceOps
-from sglite.kernels.weights import WeightSource
+from sglite.kernels.weights import WeightSource, dense
 
 BLOCK = 16
 """Positions that lie together in the pool."""
@@ -141,8 +141,15 @@ class NativeOps:
         )
         return out
 
-    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
-        return self._plain.embed(ids, table)
+    def table(self, weight: WeightSource, head: Linear | None) -> Table:
+        return head if isinstance(head, NativeLinear) else dense(weight, self.dtype)
+
+    def embed(self, ids: Tensor, table: Table) -> Tensor:
+        if not isinstance(table, NativeLinear):
+            return self._plain.embed(ids, table)
+        rows = torch.empty(len(ids), table.in_features)
+        self._library.sglite_rows(byref(table.matrix), ids.contiguous().data_ptr(), len(ids), rows.data_ptr())
+        return rows.to(self.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._plain.rms_norm(x, weight, eps)

@@ -28,11 +28,12 @@ def build_decoder(config: ModelConfig, weights: Weights, ops: Ops) -> DecoderWei
     final_norm = files.vector(FINAL_NORM, config.hidden_size)
     files.finish()
     cos, sin = rope_tables(config.rope, config.head_dim, config.context_length, ops.device)
+    packed_head = ops.pack(head)
     return DecoderWeights(
-        embedding=files.plain(embedding),
+        embedding=ops.table(embedding, packed_head if config.tied_embeddings else None),
         layers=layers,
         final_norm=final_norm,
-        head=ops.pack(head),
+        head=packed_head,
         cos=cos,
         sin=sin,
         attention=_spec(config, 0),
