@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def get_ops(
-    kernels: Literal["reference", "cpu", "native"],
+    kernels: Literal["reference", "cpu", "native", "triton"],
     device: torch.device,
     dtype: torch.dtype,
-    weights: Literal["dense", "int8", "int4"],
+    weights: Literal["dense", "int8", "int4", "fp8"],
     threads: int = 1,
 ) -> Ops:
     """The Ops of that name. Raises ConfigError where it does not exist or cannot hold weights in that format.
@@ -29,6 +29,10 @@ def get_ops(
         from sglite.kernels.reference import ReferenceOps
 
         return ReferenceOps(device, dtype)
+    if kernels == "triton":
+        return _triton_ops(device, dtype, weights)
+    if weights == "fp8":
+        raise ConfigError(f"weights=fp8 needs kernels=triton, not kernels={kernels}")
     if kernels == "cpu":
         from sglite.kernels.cpu import CpuOps
 
@@ -37,4 +41,12 @@ def get_ops(
         from sglite.kernels.native import NativeOps
 
         return NativeOps(device, dtype, weights, threads)
-    raise ConfigError(f"unknown kernels {kernels!r}; known are reference, cpu and native")
+    raise ConfigError(f"unknown kernels {kernels!r}; known are reference, cpu, native and triton")
+
+
+def _triton_ops(device: torch.device, dtype: torch.dtype, weights: Literal["dense", "int8", "int4", "fp8"]) -> Ops:
+    try:
+        from sglite.kernels.triton_ops import TritonOps
+    except ImportError as missing:
+        raise ConfigError(f"kernels=triton needs the triton package ({missing}); use kernels=reference") from missing
+    return TritonOps(device, dtype, weights)

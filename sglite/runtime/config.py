@@ -13,8 +13,8 @@ from sglite.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-WeightFormat = Literal["auto", "dense", "int8", "int4"]
-KernelChoice = Literal["auto", "reference", "cpu", "native"]
+WeightFormat = Literal["auto", "dense", "int8", "int4", "fp8"]
+KernelChoice = Literal["auto", "reference", "cpu", "native", "triton"]
 GrammarChoice = Literal["llguidance", "outlines"]
 
 
@@ -55,7 +55,9 @@ class EngineConfig:
             raise ConfigError("device=cuda, but torch sees no usable GPU; use device=cpu")
         kernels = self._kernels(device, native)
         if kernels in ("cpu", "native") and device != "cpu":
-            raise ConfigError(f"kernels={kernels} does not run on device={device}; use kernels=reference")
+            raise ConfigError(f"kernels={kernels} does not run on device={device}; use kernels=triton")
+        if kernels == "triton" and device == "cpu":
+            raise ConfigError("kernels=triton needs device=cuda; on a CPU use kernels=native, cpu or reference")
         return replace(
             self,
             device=device,
@@ -70,7 +72,7 @@ class EngineConfig:
         if self.kernels != "auto":
             return self.kernels
         if device != "cpu":
-            return "reference"
+            return "triton"
         return "native" if native and self.dtype in ("auto", "bfloat16") else "cpu"
 
     def _check(self) -> None:

@@ -17,9 +17,9 @@ from sglite.runtime.config import EngineConfig, config_from
         ({"cuda": False}, {}, ("cpu", "cpu", "float32")),
         ({"cuda": False, "native": True}, {}, ("cpu", "native", "bfloat16")),
         ({"cuda": False, "native": True}, {"dtype": "float32"}, ("cpu", "cpu", "float32")),
-        ({"cuda": True}, {}, ("cuda", "reference", "bfloat16")),
+        ({"cuda": True}, {}, ("cuda", "triton", "bfloat16")),
         ({"cuda": True}, {"device": "cpu"}, ("cpu", "cpu", "float32")),
-        ({"cuda": True}, {"dtype": "float16"}, ("cuda", "reference", "float16")),
+        ({"cuda": True}, {"dtype": "float16"}, ("cuda", "triton", "float16")),
     ],
 )
 def test_auto_is_resolved(machine: dict[str, bool], options: dict[str, Any], expected: tuple[str, str, str]) -> None:
