@@ -22,10 +22,14 @@ from sglite.options import add_file, add_options, given_options, read_options
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.grammar import check as grammar_check
 from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.worker.config import WorkerConfig
 
 if TYPE_CHECKING:
+    import socket
+
     from sglite.protocol import Backend
     from sglite.runtime.engine import Engine
+    from sglite.runtime.server.store import Store
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -98,7 +102,9 @@ def parser() -> argparse.ArgumentParser:
     serve = _command(commands, "serve", serve_command, "serve a model over HTTP", SERVE_EXAMPLES)
     serve.add_argument("--config", type=Path, metavar="FILE", help="a TOML file of these options; flags win over it")
     serve.add_argument("--end-with-stdin", action="store_true", help="end when standard input is closed")
+    serve.add_argument("--in-process", action="store_true", help="run the engine in the HTTP server's own process")
     add_options(serve, ServerConfig, "server")
+    add_options(serve, WorkerConfig, "worker: the engine's process")
     add_options(serve, EngineConfig, "engine")
     run = _command(commands, "run", run_command, "run a program with a backend set", RUN_EXAMPLES)
     run.add_argument("--trace", type=Path, metavar="FILE", help="write the trace of every program run, as JSON")
@@ -174,14 +180,39 @@ def serve_command(options: argparse.Namespace) -> int:
     from sglite.runtime.server.store import open_store
 
     if options.config is not None:
-        add_file(options.config, [ServerConfig, EngineConfig], options)
+        add_file(options.config, [ServerConfig, WorkerConfig, EngineConfig], options)
     config = _with_keys(read_options(ServerConfig, options))
     if options.end_with_stdin:
         _end_with_stdin()
     # The socket first: a port in use is known in no time, while a model takes seconds to load.
-    with listen(config) as listener, open_store(_data_folder(config)) as store, _engine(options) as engine:
-        serve_on(listener, engine, config, store, _announce)
+    with listen(config) as listener, open_store(_data_folder(config)) as store:
+        if options.in_process:
+            with _engine(options) as engine:
+                serve_on(listener, engine, config, store, _announce)
+        else:
+            _serve_worker(options, listener, config, store)
     return 0
+
+
+def _serve_worker(
+    options: argparse.Namespace, listener: socket.socket, config: ServerConfig, store: Store | None
+) -> None:
+    """The engine in a process of its own. Raises what kept it from starting, or from starting again."""
+    from sglite.runtime.hub import resolve_model
+    from sglite.runtime.loading import load_config
+    from sglite.runtime.server.runner import serve_on, url_of
+    from sglite.runtime.worker.supervisor import Hooks, Supervisor
+
+    load_config(resolve_model(read_options(EngineConfig, options).model))  # what cannot be served is told at once
+    hooks = Hooks(
+        ready=lambda: _announce(url_of(listener)),
+        given_up=lambda: os.kill(os.getpid(), signal.SIGTERM),
+    )
+    worker = read_options(WorkerConfig, options)
+    supervisor = Supervisor(given_options(EngineConfig, options), worker, hooks=hooks)
+    serve_on(listener, supervisor, config, store, lambda url: supervisor.start())
+    if supervisor.failure is not None:
+        raise supervisor.failure
 
 
 def _with_keys(config: ServerConfig) -> ServerConfig:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +20,9 @@ from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.gate import default_hosts
 from sglite.runtime.server.store import Store, open_store
+
+_LAST_WORDS = 1.0
+"""Seconds in which cancelled requests end their answers."""
 
 
 def serve(backend: Backend, config: ServerConfig, ready: Callable[[str], None] = lambda url: None) -> None:
@@ -99,6 +104,9 @@ class _Server(uvicorn.Server):
 
     def __init__(self, backend: Backend, config: ServerConfig, store: Store | None, ready: Callable[[], None]) -> None:
         self._ready = ready
+        self._drain_timeout = config.drain_timeout
+        self._drained: float | None = None
+        """When what still runs is cancelled; None before the first signal."""
         config = replace(config, allowed_hosts=config.allowed_hosts or default_hosts(config.host))
         super().__init__(
             uvicorn.Config(
@@ -109,7 +117,6 @@ class _Server(uvicorn.Server):
                 server_header=False,
                 ws="none",
                 h11_max_incomplete_event_size=2 * config.max_headers,
-                timeout_graceful_shutdown=int(config.drain_timeout),
             )
         )
 
@@ -117,6 +124,21 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started:
             self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """While draining, connections are still accepted, so that whoever asks hears 503 and not silence."""
+        if not await super().on_tick(counter):
+            return False
+        self._drained = self._drained or time.monotonic() + self._drain_timeout
+        return self.force_exit or not self.server_state.tasks or time.monotonic() >= self._drained
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What still runs is cancelled, and gets a moment to say so to its client."""
+        left = (self._drained or 0.0) - time.monotonic()
+        self.config.timeout_graceful_shutdown = max(0, int(left))
+        await super().shutdown(sockets)
+        if self.server_state.tasks and not self.force_exit:
+            await asyncio.wait(self.server_state.tasks, timeout=_LAST_WORDS)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.config.app.state.service.draining = True  # type: ignore[union-attr]

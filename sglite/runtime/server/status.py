@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -16,6 +16,15 @@ from sglite.runtime.server.context import Context, Ctx
 from sglite.runtime.server.jsonbody import StrictRoute
 
 router = APIRouter(route_class=StrictRoute, tags=["status"])
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A backend that can be there and yet not work: its process may be gone, or hang."""
+
+    def check_ready(self) -> None:
+        """Raises UnavailableError."""
+        ...
 
 
 class Flush(f.Body):
@@ -37,6 +46,8 @@ async def ready(context: Ctx) -> dict[str, Any]:
     if context.service.draining:
         raise UnavailableError("the server is shutting down")
     await context.model()
+    if isinstance(context.service.engine, Watched):
+        context.service.engine.check_ready()
     return {"status": "ready"}
 
 
