@@ -5,11 +5,15 @@ With ``cache=None`` nothing is shared, and everything else works the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from sglite.errors import CapacityError
 from sglite.runtime.pages import PageBook
-from sglite.runtime.radix import Lease, Namespace, PrefixCache
+from sglite.runtime.plan import Row
+from sglite.runtime.radix import CacheStats, Lease, Namespace, PrefixCache
 from sglite.runtime.sequence import Sequence
+
+NO_CACHE = CacheStats(*[0] * len(CacheStats.__dataclass_fields__))
 
 
 class PageLedger:
@@ -33,17 +37,24 @@ class PageLedger:
         return self._book.available
 
     @property
-    def idle(self) -> int:
-        """Pages that only the cache holds."""
-        return self._cache.evictable if self._cache else 0
-
-    @property
-    def evicted(self) -> int:
-        """Pages that the cache gave up since the start."""
-        return self._cache.stats.evicted if self._cache else 0
+    def tree(self) -> CacheStats:
+        return self._cache.stats if self._cache else NO_CACHE
 
     def pages_for(self, positions: int) -> int:
         return -(-positions // self.page_size)
+
+    def refuse_too_long(self, sequence: Sequence) -> None:
+        """Raises CapacityError for a sequence that could not be computed even if it were alone."""
+        assert 0 < len(sequence.tokens) <= sequence.limit
+        pool = self.total * self.page_size
+        if len(sequence.tokens) > pool:
+            raise CapacityError(f"the prompt has {len(sequence.tokens)} tokens, the KV pool {pool}", param="prompt")
+        if sequence.limit > pool:
+            raise CapacityError(
+                f"prompt and output may reach {sequence.limit} tokens, the KV pool has {pool}; "
+                f"ask for at most {pool - len(sequence.tokens)} new tokens",
+                param="max_new_tokens",
+            )
 
     def missing(self, sequence: Sequence, target: int) -> int:
         """Pages that a sequence lacks to compute up to ``target``."""
@@ -58,6 +69,10 @@ class PageLedger:
     def probe(self, sequence: Sequence) -> int:
         """Positions that ``match`` would find."""
         return self._cache.probe(sequence.namespace, sequence.tokens, cacheable(sequence)) if self._cache else 0
+
+    def path(self, sequence: Sequence) -> tuple[int, ...]:
+        """Names of the tree's nodes on the way of ``match``."""
+        return self._cache.path(sequence.namespace, sequence.tokens, cacheable(sequence)) if self._cache else ()
 
     def match(self, sequence: Sequence) -> Lease | None:
         """The cached part of a sequence; give it to ``enter`` or back to ``release``."""
@@ -86,6 +101,20 @@ class PageLedger:
                 self._evict(n - self._book.available, sequence)
                 sequence.pages += self._book.allocate(n)
 
+    def row(self, sequence: Sequence, target: int) -> Row:
+        """The step's work for a sequence that has its pages; they count as known to the runner from now on."""
+        start, tabled, pages = sequence.computed, sequence.tabled, sequence.pages
+        sequence.tabled = len(pages)
+        return Row(
+            sequence.slot,
+            start,
+            tuple(sequence.tokens[start:target]),
+            tuple(pages[tabled:]),
+            tabled == 0,
+            sequence.wanted_logits(target),
+            sequence.adapter,
+        )
+
     def _evict(self, n: int, payer: Sequence) -> None:
         if n > 0 and self._cache is not None:
             self._cache.evict(n, payer.namespace)
@@ -108,6 +137,21 @@ class PageLedger:
         lease, sequence.lease = sequence.lease, None
         sequence.pages, sequence.tabled = [], 0
         return lease
+
+    def adopt(self, namespace: Namespace, tokens: list[int], write: Callable[[int, list[int]], None]) -> int:
+        """Have ``write(start, pages)`` fill pages with the KV of the whole pages of ``tokens`` that the tree lacks."""
+        lease, whole = self.match_prefix(namespace, tokens), len(tokens) // self.page_size * self.page_size
+        if self._cache is None or lease is None:
+            return 0
+        start, n = lease.length, (whole - lease.length) // self.page_size
+        if 0 < n <= self.available:
+            self._cache.evict(n - self._book.available, namespace)
+            pages = self._book.allocate(n)
+            write(start, pages)
+            self._cache.insert(lease, tokens[start:whole], pages)
+        news = lease.length - start
+        self._cache.release(lease)
+        return news
 
     def flush(self) -> None:
         if self._cache is not None:

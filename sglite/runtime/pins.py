@@ -1,4 +1,4 @@
-"""Prefixes that are kept until a given step."""
+"""Prefixes that are kept until a given time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Pins:
     """Every method that returns leases leaves it to the caller to release them."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Lease]] = []
+        self._heap: list[tuple[float, int, Lease]] = []
         self._order = count()
         self.positions = 0
         """Pinned now, overlaps counted twice."""
@@ -20,14 +20,14 @@ class Pins:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, lease: Lease, until: int) -> None:
+    def add(self, lease: Lease, until: float) -> None:
         heapq.heappush(self._heap, (until, next(self._order), lease))
         self.positions += lease.length
 
-    def expire(self, step: int) -> list[Lease]:
-        """Those whose last step was before this one."""
+    def expire(self, now: float) -> list[Lease]:
+        """Those whose time was over before now."""
         expired = []
-        while self._heap and self._heap[0][0] < step:
+        while self._heap and self._heap[0][0] < now:
             expired += self.take()
         return expired
 

@@ -6,13 +6,14 @@ admissions goes next: that is the bound on starvation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sglite.errors import ConfigError
 
-PATIENCE = 128
-"""How many admissions a waiting sequence may be passed over beyond its turn in order of arrival."""
+PATIENCE = 256
+"""How many admissions a waiting sequence may be passed over beyond all those that waited when it was first planned."""
 
 QUANTUM = 2048
 """Tokens after which a program first counts as a long one; each next level is twice as long."""
@@ -36,16 +37,34 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """``rank`` is taken at submission.
+class Candidate:
+    """A waiting sequence as ``Policy.reorder`` sees it: ``path`` names the tree nodes of its cached prefix, from the
+    root on, which is ``cached`` positions long."""
 
-    With ``cached_first`` those with most cached positions overtake others in the front of the queue. With
-    ``by_program`` a program's calls are one, and its prefixes are kept while it is between two of them.
+    priority: int
+    path: tuple[int, ...]
+    cached: int
+
+
+Order = Callable[[Sequence[Candidate]], list[int]]
+"""From the front of the queue to the same sequences' indices in the order in which they should go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """``rank`` is taken at submission. Among equal ranks the order is that of arrival, or with ``by_prefix`` that of a
+    walk through the tree of all prompts: next is who shares most with the last that went.
+
+    ``reorder`` looks at the front of the queue again at each admission. With ``by_program`` a program's calls are one,
+    and its prefixes are kept while it is between two of them. With ``preempts`` a running sequence gives up its place
+    to a waiting one of higher priority.
     """
 
     rank: Callable[[Standing], Rank]
-    cached_first: bool = False
+    reorder: Order | None = None
+    by_prefix: bool = False
     by_program: bool = False
+    preempts: bool = False
 
 
 def by_arrival(standing: Standing) -> Rank:
@@ -54,15 +73,35 @@ def by_arrival(standing: Standing) -> Rank:
 
 def least_attained(standing: Standing) -> Rank:
     """Programs with a prefix to lose first, so that they end and make room; then those that had little so far, as they
-    are likely short; of about equal ones the oldest."""
+    are likely short; of about equal residents the oldest. Newcomers that had nothing yet are all equal."""
     level = (standing.attained // QUANTUM).bit_length()
-    return (-standing.priority, int(not standing.resident), level, standing.arrival)
+    arrival = standing.arrival if standing.resident or standing.attained else 0
+    return (-standing.priority, int(not standing.resident), level, arrival)
+
+
+def longest_prefix(front: Sequence[Candidate]) -> list[int]:
+    """Those that find most in the cache."""
+    return sorted(range(len(front)), key=lambda i: (-front[i].priority, -front[i].cached))
+
+
+def dfs_weight(front: Sequence[Candidate]) -> list[int]:
+    """A depth-first walk through the tree that takes the branch first on which most of them hang."""
+    weights = Counter((one.priority, one.path[:n]) for one in front for n in range(len(one.path) + 1))
+
+    def way(i: int) -> tuple[tuple[int, int], ...]:
+        one = front[i]
+        steps = [one.path[:n] for n in range(1, len(one.path) + 1)]
+        return tuple((-weights[one.priority, step], step[-1]) for step in steps)
+
+    return sorted(range(len(front)), key=lambda i: (-front[i].priority, way(i) or ((1, 0),), i))
 
 
 POLICIES = {
     "fcfs": Policy(by_arrival),
-    "longest-prefix": Policy(by_arrival, cached_first=True),
-    "program": Policy(least_attained, by_program=True),
+    "longest-prefix": Policy(by_arrival, reorder=longest_prefix),
+    "dfs-weight": Policy(by_arrival, reorder=dfs_weight),
+    "priority": Policy(by_arrival, preempts=True),
+    "program": Policy(least_attained, by_prefix=True, by_program=True, preempts=True),
 }
 
 
@@ -71,20 +110,3 @@ def policy_named(name: str) -> Policy:
     if name not in POLICIES:
         raise ConfigError(f"unknown policy {name!r}; known are {', '.join(POLICIES)}")
     return POLICIES[name]
-
-
-class OutputShare:
-    """The share of their allowed output that sequences use, learned from those that ended.
-
-    Admission reserves it for everyone, so that few sequences are retracted and the pool is still full.
-    """
-
-    def __init__(self) -> None:
-        self.value = 0.1
-
-    def ended(self, share: float) -> None:
-        self.value += 0.05 * (share - self.value)
-
-    def retracted(self) -> None:
-        """The reserve was too small."""
-        self.value += 0.1 * (1.0 - self.value)

@@ -50,13 +50,17 @@ class Space:
 
 
 class Lease:
-    """The first ``length`` positions of some sequence, kept in the tree until the lease is released."""
+    """The first ``length`` positions of some sequence, kept in the tree until the lease is released.
 
-    __slots__ = ("length", "node")
+    ``spent``: nobody will come back to its end, so what no other sequence shares of it is the first to be evicted.
+    """
+
+    __slots__ = ("length", "node", "spent")
 
     def __init__(self, node: Node, length: int) -> None:
         self.node: Node | None = node
         self.length = length
+        self.spent = False
 
 
 STALE = 4
@@ -65,7 +69,8 @@ STALE = 4
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Pages now in the tree, by whether they may be evicted, and what happened since the start."""
+    """Pages now in the tree, by whether they may be evicted, and what happened since the start. ``depth``: nodes on the
+    path of a lease when it was given, on average."""
 
     evictable: int
     protected: int
@@ -75,6 +80,7 @@ class CacheStats:
     inserted: int
     duplicates: int
     evicted: int
+    depth: float
 
 
 class PrefixCache:
@@ -95,6 +101,9 @@ class PrefixCache:
         self._inserted = 0
         self._duplicates = 0
         self._evicted = 0
+        self._matches = 0
+        self._steps = 0
+        """Nodes on the paths of all leases that were given."""
 
     @property
     def protected(self) -> int:
@@ -112,6 +121,7 @@ class PrefixCache:
             inserted=self._inserted,
             duplicates=self._duplicates,
             evicted=self._evicted,
+            depth=self._steps / self._matches if self._matches else 0.0,
         )
 
     # ------------------------------------------------------------------------------------------------------- reading
@@ -125,7 +135,8 @@ class PrefixCache:
         node, length, inside = self._descend(space.root, self._whole(tokens, limit))
         if inside:
             node = self._split(node, inside)
-        self._hold(node, None)
+        self._matches += 1
+        self._steps += self._hold(node, None) - 1
         self._leases += 1
         return Lease(node, length)
 
@@ -133,6 +144,15 @@ class PrefixCache:
         """How long a lease ``match`` would give, leaving everything as it is."""
         space = self._spaces.get(namespace)
         return self._descend(space.root, self._whole(tokens, limit))[1] if space else 0
+
+    def path(self, namespace: Namespace, tokens: Sequence[int], limit: int | None = None) -> tuple[int, ...]:
+        """Names of the nodes that ``probe`` goes through, from the root on; they mean nothing after the next change."""
+        space, names = self._spaces.get(namespace), list[int]()
+        node = self._descend(space.root, self._whole(tokens, limit))[0] if space else None
+        while node is not None and node.parent is not None:
+            names.append(id(node))
+            node = node.parent
+        return tuple(reversed(names))
 
     def pages(self, lease: Lease, start: int = 0) -> list[int]:
         """The pages of positions ``[start, lease.length)``; ``start`` is a multiple of the page size."""
@@ -171,8 +191,8 @@ class PrefixCache:
 
     def release(self, lease: Lease) -> None:
         """End a lease. What nobody else leases becomes evictable, or free at once if it was flushed meanwhile."""
-        node = lease.node
-        assert node is not None, "a lease is released once"
+        node = last = lease.node
+        assert node is not None and last is not None, "a lease is released once"
         lease.node = None
         self._leases -= 1
         while node.parent is not None:
@@ -182,6 +202,8 @@ class PrefixCache:
                 self._retire(node)
             node = parent
         node.refs -= 1
+        if lease.spent and last.space.alive:
+            self._expose(last)
         self._forget_if_empty(node.space)
 
     def adopt(self, namespace: Namespace, tokens: Sequence[int], pages: list[int]) -> int:
@@ -282,9 +304,10 @@ class PrefixCache:
         self._nodes += 1
         return child
 
-    def _hold(self, node: Node, above: Node | None) -> None:
-        """Count one more lease on the path from ``node`` up to, and without, ``above``."""
+    def _hold(self, node: Node, above: Node | None) -> int:
+        """Count one more lease on the path from ``node`` up to, and without, ``above``; how many nodes these are."""
         step: Node | None = node
+        count = 0
         while step is not above:
             assert step is not None
             if step.refs == 0 and step.parent is not None:
@@ -292,12 +315,24 @@ class PrefixCache:
                 self.evictable -= len(step.pages)
             step.refs += 1
             step = step.parent
+            count += 1
+        return count
 
     def _retire(self, node: Node) -> None:
         self.evictable += len(node.pages)
         self._idle[node] = node.space.idle[node] = None
         if not node.space.alive:
             self._trim(node, len(node.pages))
+
+    def _expose(self, node: Node) -> None:
+        """Put the idle path up from a leaf, as far as nothing else hangs on it, first in line for eviction."""
+        tail: list[Node] = []
+        while node.parent is not None and node.refs == 0 and len(node.children) == (1 if tail else 0):
+            tail.append(node)
+            node = node.parent
+        for each in reversed(tail):
+            self._idle.move_to_end(each, last=False)
+            each.space.idle.move_to_end(each, last=False)
 
     def _trim(self, node: Node, n: int) -> int:
         """Free up to ``n`` pages from the end of an idle leaf; with the last one the leaf goes."""

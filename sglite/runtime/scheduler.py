@@ -1,4 +1,4 @@
-"""Which sequences compute what in each step: the one place where decisions are made. No tensors, no clock, no I/O.
+"""Which sequences compute what in each step: the one place where decisions are made. No tensors, no I/O.
 
 The engine thread calls, in turn::
 
@@ -15,43 +15,26 @@ submitted and released; a row whose sequence was released meanwhile is computed 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from enum import Enum
+from itertools import islice
 from operator import attrgetter, itemgetter
 
 from sglite.errors import CapacityError, OverloadedError
 from sglite.runtime.holding import Holding
 from sglite.runtime.ledger import PageLedger, cacheable
+from sglite.runtime.order import in_order
 from sglite.runtime.pages import PageBook
 from sglite.runtime.pins import Pins
 from sglite.runtime.plan import Plan, Row
-from sglite.runtime.policy import PATIENCE, OutputShare, Rank, policy_named
+from sglite.runtime.policy import PATIENCE, policy_named
 from sglite.runtime.programs import Programs
 from sglite.runtime.radix import Lease, Namespace, PrefixCache
+from sglite.runtime.room import ANYONE, Room
 from sglite.runtime.sequence import Sequence, Status
+from sglite.runtime.tally import SchedulerStats, Tally
 from sglite.runtime.waiting import WaitingQueue
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """``running`` and ``waiting`` are now, the others count since the start. ``hit_tokens`` of ``prompt_tokens`` were
-    found in the cache at first admission; ``held`` counts waits for a prefix that another sequence was computing.
-    ``pages_cached`` are held by the prefix cache alone."""
-
-    running: int
-    waiting: int
-    steps: int
-    admissions: int
-    retractions: int
-    held: int
-    prompt_tokens: int
-    hit_tokens: int
-    computed_tokens: int
-    pages_total: int
-    pages_free: int
-    pages_cached: int
-    evicted_pages: int
 
 
 class _Entry(Enum):
@@ -62,15 +45,20 @@ class _Entry(Enum):
     FULL = "full"
 
 
-ANYONE: Rank = ()
-"""Every program is behind it."""
-
 Work = list[tuple[Sequence, int]]
 """Sequences with the position up to which each computes in this step."""
 
 
+MEMORY = 2048.0
+"""Steps for which a program between calls is remembered at least."""
+
+
 class Scheduler:
-    """Sequences wait in a queue, run in a slot, and leave by ``release``. Raises ConfigError for an unknown policy."""
+    """Sequences wait in a queue, run in a slot, and leave by ``release``. Raises ConfigError for an unknown policy.
+
+    Pins and programs live by ``clock`` (None: the number of the step), in whose units ``memory`` is the least time for
+    which a program between calls is remembered.
+    """
 
     def __init__(
         self,
@@ -78,10 +66,12 @@ class Scheduler:
         cache: PrefixCache | None,
         *,
         page_size: int,
-        policy: str = "fcfs",
+        policy: str = "program",
         max_running: int = 64,
         max_queue: int = 4096,
         max_step_tokens: int = 2048,
+        clock: Callable[[], float] | None = None,
+        memory: float = MEMORY,
     ) -> None:
         self._ledger = PageLedger(book, cache, page_size)
         self._policy = policy_named(policy)
@@ -92,19 +82,13 @@ class Scheduler:
         self._running: dict[Sequence, None] = {}
         self._queue = WaitingQueue()
         self._holding = Holding(page_size)
-        self.programs = Programs(self._policy)
+        self.programs = Programs(self._policy, memory)
         self.pins = Pins()
-        self._share = OutputShare()
-        self._full = False
-        """The pool was found too full to admit anyone, and nothing has changed since."""
+        self._room = Room(self._ledger, self.programs, self.pins)
+        self._clock = clock or self._step_number
         self._flight: Plan | None = None
         self._arrivals = 0
-        self._steps = 0
-        self._admissions = 0
-        self._retractions = 0
-        self._prompt_tokens = 0
-        self._hit_tokens = 0
-        self._computed_tokens = 0
+        self._tally = Tally()
 
     # ----------------------------------------------------------------------------------------------- what is going on
 
@@ -127,20 +111,21 @@ class Scheduler:
 
     @property
     def stats(self) -> SchedulerStats:
+        tree = self._ledger.tree
         return SchedulerStats(
+            **asdict(self._tally),
             running=len(self._running),
             waiting=self.waiting,
-            steps=self._steps,
-            admissions=self._admissions,
-            retractions=self._retractions,
             held=self._holding.total,
-            prompt_tokens=self._prompt_tokens,
-            hit_tokens=self._hit_tokens,
-            computed_tokens=self._computed_tokens,
             pages_total=self._ledger.total,
             pages_free=self._ledger.free,
-            pages_cached=self._ledger.idle,
-            evicted_pages=self._ledger.evicted,
+            pages_cached=tree.evictable,
+            pages_protected=tree.protected,
+            evicted_pages=tree.evicted,
+            tree_nodes=tree.nodes,
+            depth=round(tree.depth, 2),
+            programs=len(self.programs),
+            pinned_tokens=self.pins.positions,
         )
 
     # ------------------------------------------------------------------------------------------------ coming and going
@@ -152,14 +137,13 @@ class Scheduler:
         OverloadedError when the queue has no room.
         """
         for sequence in sequences:
-            self._refuse_too_long(sequence)
+            self._ledger.refuse_too_long(sequence)
         if self.waiting + len(sequences) > self._max_queue:
             raise OverloadedError(f"{self.waiting} requests are waiting (max_queue={self._max_queue}); try again later")
         for sequence in sequences:
             self._arrivals += 1
             sequence.arrival = self._arrivals
-            sequence.due = self._admissions + self.waiting + PATIENCE
-            self.programs.join(sequence, self._steps)
+            self.programs.join(sequence, self._clock())
             self._enqueue(sequence)
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
@@ -173,10 +157,14 @@ class Scheduler:
         if sequence.status is Status.WAITING:
             self._dequeue(sequence)
         else:
-            self._learn(sequence)
+            self._room.learn(sequence)
             lease = self._leave(sequence, keep)
         sequence.status = Status.FINISHED
-        self._let_go(self.programs.leave(sequence, lease, self._steps))
+        self._room.let_go(self.programs.leave(sequence, lease, self._clock()))
+
+    def end_program(self, namespace: str, program: str, branch: str = "") -> None:
+        """No more calls come from a branch of a program and those below it; "" is the whole program."""
+        self._room.let_go(self.programs.end(namespace, program, branch))
 
     def fail(self) -> list[Sequence]:
         """Instead of ``commit``: the planned step did not happen. Its sequences are released, and returned to be told.
@@ -201,8 +189,8 @@ class Scheduler:
         if sequence.lease is not None and sequence.lease.length > end:
             self._requeue(sequence)
 
-    def pin(self, namespace: Namespace, tokens: list[int], steps: int) -> int:
-        """Keep the cached prefix of ``tokens`` for so many steps; how many positions that are.
+    def pin(self, namespace: Namespace, tokens: list[int], ttl: float) -> int:
+        """Keep the cached prefix of ``tokens`` for so long; how many positions that are.
 
         Only a sequence that has the engine to itself and still lacks pages breaks pins. Raises CapacityError when
         more than half of the pool would be pinned.
@@ -214,12 +202,17 @@ class Scheduler:
         if self.pins.positions + lease.length > half:
             self._ledger.release(lease)
             raise CapacityError(f"at most half of the KV pool, {half} tokens, can be pinned", param="pin")
-        self.pins.add(lease, self._steps + steps)
+        self.pins.add(lease, self._clock() + ttl)
         return lease.length
+
+    def adopt(self, namespace: Namespace, tokens: list[int], write: Callable[[int, list[int]], None]) -> int:
+        """Take in KV that was computed elsewhere: ``write(start, pages)`` puts that of the positions from ``start`` on
+        into pages. Returns how many positions were news; 0 without a cache, or where there is no room."""
+        return self._ledger.adopt(namespace, tokens, write)
 
     def flush(self) -> None:
         """Forget every cached prefix that no running sequence uses."""
-        self._let_go([*self.programs.clear(), *self.pins.clear()])
+        self._room.let_go([*self.programs.clear(), *self.pins.clear()])
         self._ledger.flush()
 
     # ---------------------------------------------------------------------------------------------------------- a step
@@ -227,12 +220,14 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step: running sequences catch up, then waiting ones are admitted while there is room."""
         assert self._flight is None, "commit or fail the previous plan first"
-        self._let_go([*self.programs.expire(self._steps), *self.pins.expire(self._steps)])
+        self._room.expire(self._clock())
+        self._queue.settle(self._tally.admissions + self.waiting + PATIENCE)
+        self._preempt()
         work = self._make_room(self._catch_up())
         self._admit(work)
-        plan = Plan(self._steps, tuple([self._row(sequence, target) for sequence, target in work]))
+        plan = Plan(self._tally.steps, tuple([self._ledger.row(sequence, target) for sequence, target in work]))
         if work:
-            self._steps += 1
+            self._tally.steps += 1
             self._flight = plan
         return plan
 
@@ -240,7 +235,7 @@ class Scheduler:
         """The step's positions are computed. Not called for a plan without rows."""
         assert plan is self._flight
         self._flight = None
-        self._computed_tokens += plan.tokens
+        self._tally.computed_tokens += plan.tokens
         for row in plan.rows:
             sequence = self._slots[row.slot]
             if sequence is not None:
@@ -264,10 +259,10 @@ class Scheduler:
         The first in line is never retracted: alone it fits, by the check at submission.
         """
         while self._missing(work) > self._ledger.available:
-            if self._let_go(self.programs.yield_last(ANYONE)):
+            if self._room.yield_kept(ANYONE, self._clock()):
                 continue
             if len(self._running) == 1:
-                self._break_pins(self._missing(work))
+                self._room.break_pins(self._missing(work))
                 break
             last = max(self._running, key=attrgetter("rank"))
             self._retract(last)
@@ -275,27 +270,11 @@ class Scheduler:
         self._ledger.grow(work)
         return work
 
-    def _break_pins(self, needed: int) -> None:
-        """For a sequence that is alone."""
-        while needed > self._ledger.available:
-            assert self.pins, "alone it fits"
-            self._let_go(self.pins.take())
+    def _step_number(self) -> float:
+        return self._tally.steps
 
     def _missing(self, work: Work) -> int:
         return sum([self._ledger.missing(sequence, target) for sequence, target in work])
-
-    def _row(self, sequence: Sequence, target: int) -> Row:
-        start, tabled, pages = sequence.computed, sequence.tabled, sequence.pages
-        sequence.tabled = len(pages)
-        return Row(
-            sequence.slot,
-            start,
-            tuple(sequence.tokens[start:target]),
-            tuple(pages[tabled:]),
-            tabled == 0,
-            _logits(sequence, start, target),
-            sequence.adapter,
-        )
 
     def _advance(self, sequence: Sequence, row: Row) -> None:
         assert sequence.computed == row.start
@@ -312,9 +291,9 @@ class Scheduler:
     def _admit(self, work: Work) -> None:
         """Add waiting sequences to the step, in the policy's order, until one does not fit."""
         budget = self._max_step_tokens - sum([target - sequence.computed for sequence, target in work])
-        if budget == 0 or self._full or not (self._free_slots and self._queue):
+        if budget == 0 or self._room.full or not (self._free_slots and self._queue):
             return
-        for sequence in self._candidates():
+        for sequence in in_order(self._queue, self._policy, self._ledger, self._tally.admissions):
             entry = self._try_to_admit(sequence)
             if entry is _Entry.ADMITTED:
                 n = min(sequence.remaining, budget)
@@ -324,80 +303,64 @@ class Scheduler:
             if entry is _Entry.FULL or budget == 0 or not self._free_slots:
                 return
 
-    def _candidates(self) -> list[Sequence]:
-        """The front of the queue: first those overdue, then the policy's order."""
-        overdue, front = self._queue.overdue(self._admissions), self._queue.front()
-        if self._policy.cached_first:
-            front.sort(key=lambda sequence: (-sequence.request.priority, -self._ledger.probe(sequence)))
-        return list(dict.fromkeys([*overdue, *front]))
-
     def _try_to_admit(self, sequence: Sequence) -> _Entry:
         lease = self._ledger.match(sequence)
         leader = self._holding.leader(lease, sequence.tokens, cacheable(sequence)) if lease else None
-        if leader is not None and sequence.due > self._admissions:
+        urgent = not self._running or sequence.overdue(self._tally.admissions)
+        if leader is not None and not sequence.overdue(self._tally.admissions):
             self._ledger.release(lease)
             self._queue.remove(sequence)
             self._holding.follow(sequence, leader)
             return _Entry.HELD
-        if not self._fits(sequence, lease):
+        behind = ANYONE if urgent else sequence.rank
+        if not self._room.fits(sequence, lease, self._running, behind, self._clock()):
             self._ledger.release(lease)
-            self._full = True
+            self._room.full = True
             return _Entry.FULL
         self._enter(sequence, lease)
         return _Entry.ADMITTED
 
-    def _fits(self, sequence: Sequence, lease: Lease | None) -> bool:
-        """Whether there is room, which programs behind this one in line must make. Alone, anything fits."""
-        urgent = not self._running or sequence.due <= self._admissions
-        behind = ANYONE if urgent else sequence.rank
-        while self._reserved(sequence, lease) > self._ledger.available:
-            if not self._let_go(self.programs.yield_last(behind)):
-                return not self._running and self._fits_alone(sequence, lease)
-        return True
-
-    def _fits_alone(self, sequence: Sequence, lease: Lease | None) -> bool:
-        cached = lease.length // self._ledger.page_size if lease else 0
-        self._break_pins(self._ledger.pages_for(len(sequence.tokens)) - cached)
-        return True
-
-    def _reserved(self, sequence: Sequence, lease: Lease | None) -> int:
-        """Pages that the running sequences and this one are expected to need beyond those they have."""
-        cached = lease.length // self._ledger.page_size if lease else 0
-        expected = sum([max(0, self._expected_pages(other) - len(other.pages)) for other in self._running])
-        return self._expected_pages(sequence) - cached + expected
-
-    def _expected_pages(self, sequence: Sequence) -> int:
-        length = len(sequence.tokens)
-        return self._ledger.pages_for(length + int(self._share.value * (sequence.limit - length)))
-
     def _enter(self, sequence: Sequence, lease: Lease | None) -> None:
-        self._queue.remove(sequence)
+        self._queue.admitted(sequence)
         self._ledger.enter(sequence, lease)
+        sequence.late = sequence.overdue(self._tally.admissions)
         sequence.status = Status.RUNNING
         sequence.slot = heapq.heappop(self._free_slots)
         if sequence.retractions == 0:
             sequence.cached = sequence.computed
-            self._prompt_tokens += len(sequence.tokens)
-            self._hit_tokens += sequence.cached
+            self._tally.prompt_tokens += len(sequence.tokens)
+            self._tally.hit_tokens += sequence.cached
         self._slots[sequence.slot] = sequence
         self._running[sequence] = None
-        self._admissions += 1
+        self._tally.admissions += 1
         self._holding.lead(sequence)
 
     # --------------------------------------------------------------------------------------------------------- leaving
 
+    def _preempt(self) -> None:
+        """Running sequences give up their places to waiting ones of higher priority that would have none."""
+        if not self._policy.preempts or (self._free_slots and not self._room.full):
+            return
+        free = 0 if self._room.full else len(self._free_slots)
+        for waiting in islice(self._queue, free, len(self._slots)):
+            last = max([one for one in self._running if not one.late], key=attrgetter("rank"), default=None)
+            if last is None or last.request.priority >= waiting.request.priority:
+                return
+            self._requeue(last)
+            self._tally.preemptions += 1
+
     def _retract(self, sequence: Sequence) -> None:
         """Make room by taking a sequence off its slot. Nobody enters until something else has changed."""
         self._requeue(sequence)
-        self._share.retracted()
-        self._full = True
+        self._room.share.retracted()
+        self._room.full = True
 
     def _requeue(self, sequence: Sequence) -> None:
         """Back to its place in the queue; what it computed stays in the cache as long as there is room."""
         self._ledger.release(self._leave(sequence, keep=True))
         sequence.computed = 0
         sequence.retractions += 1
-        self._retractions += 1
+        self._tally.retractions += 1
         self._enqueue(sequence)
 
     def _leave(self, sequence: Sequence, keep: bool) -> Lease | None:
@@ -408,26 +371,15 @@ class Scheduler:
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = -1
         del self._running[sequence]
-        self._full = False
+        self._room.full = False
         return self._ledger.leave(sequence)
-
-    def _let_go(self, leases: list[Lease]) -> bool:
-        for lease in leases:
-            self._ledger.release(lease)
-            self._full = False
-        return bool(leases)
-
-    def _learn(self, sequence: Sequence) -> None:
-        allowed = sequence.limit - sequence.prompt_length
-        if allowed > 0:
-            self._share.ended(sequence.output_length / allowed)
 
     # ------------------------------------------------------------------------------------------------------- the queue
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
         self._queue.add(sequence)
-        self._full = False
+        self._room.full = False
 
     def _dequeue(self, sequence: Sequence) -> None:
         if sequence in self._queue:
@@ -439,18 +391,6 @@ class Scheduler:
         """Those that were held back may look into the tree again."""
         for follower in self._holding.dismiss(leader):
             self._enqueue(follower)
-
-    def _refuse_too_long(self, sequence: Sequence) -> None:
-        assert 0 < len(sequence.tokens) <= sequence.limit
-        pool = self._ledger.total * self._ledger.page_size
-        if len(sequence.tokens) > pool:
-            raise CapacityError(f"the prompt has {len(sequence.tokens)} tokens, the KV pool {pool}", param="prompt")
-        if sequence.limit > pool:
-            raise CapacityError(
-                f"prompt and output may reach {sequence.limit} tokens, the KV pool has {pool}; "
-                f"ask for at most {pool - len(sequence.tokens)} new tokens",
-                param="max_new_tokens",
-            )
 
     # ---------------------------------------------------------------------------------------------------------- checks
 
@@ -471,11 +411,3 @@ class Scheduler:
         for sequence in waiting:
             assert sequence.status is Status.WAITING and sequence.computed == 0
             assert sequence.slot == -1 and not sequence.pages and sequence.lease is None
-
-
-def _logits(sequence: Sequence, start: int, stop: int) -> int:
-    """How many of the last positions of a row have their logits wanted."""
-    at_end = int(stop == len(sequence.tokens))
-    if sequence.score_from is None:
-        return at_end
-    return max(at_end, stop - max(start, sequence.score_from, sequence.scored))

@@ -6,6 +6,7 @@ the target, and whoever wants more work done appends tokens (a sampled one, forc
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -14,6 +15,10 @@ from sglite.protocol import GenerateRequest
 
 if TYPE_CHECKING:
     from sglite.runtime.radix import Lease
+
+
+PREFIX = 8192
+"""Tokens by which waiting sequences are told apart: more are not worth their memory."""
 
 
 class Status(Enum):
@@ -41,9 +46,13 @@ class Sequence:
     score_from: int | None = None
     arrival: int = 0
     """Counts submissions; given by the scheduler, as is ``due``: the admission by which it should have started."""
-    due: int = 0
+    due: int | None = None
     rank: tuple[int, ...] = ()
-    """Place in line, by the scheduler's policy: the least goes first."""
+    """Place in line, by the scheduler's policy: the last is the first to give way."""
+    place: tuple[tuple[int, ...], bytes, int] = ((), b"", 0)
+    """Place in the queue: see ``waiting.Place``."""
+    late: bool = False
+    """It started because it had waited too long; nobody may take its place."""
 
     status: Status = Status.NEW
     slot: int = -1
@@ -59,6 +68,14 @@ class Sequence:
     tabled: int = 0
     """Pages that the runner's page table of this slot has; 0: none, or others than ``pages``."""
 
+    def overdue(self, admissions: int) -> bool:
+        """Whether it should have started by so many admissions."""
+        return self.due is not None and self.due <= admissions
+
+    def prefix(self) -> bytes:
+        """Its tokens in a form whose order brings common prefixes together."""
+        return b"\0".join([*[part.encode() for part in self.namespace], array("i", self.tokens[:PREFIX]).tobytes()])
+
     @property
     def remaining(self) -> int:
         return len(self.tokens) - self.computed
@@ -71,3 +88,10 @@ class Sequence:
     def namespace(self) -> tuple[str, str]:
         """Prefixes are shared only within it: caller's namespace and adapter."""
         return (self.request.namespace, self.request.adapter or "")
+
+    def wanted_logits(self, stop: int) -> int:
+        """How many of the last positions have their logits wanted when it is computed up to ``stop``."""
+        at_end = int(stop == len(self.tokens))
+        if self.score_from is None:
+            return at_end
+        return max(at_end, stop - max(self.computed, self.score_from, self.scored))

@@ -11,7 +11,7 @@ from fake_engine import FakeEngine, answer, sequence
 from sglite.errors import CapacityError, ConfigError, OverloadedError
 from sglite.protocol import ProgramInfo
 from sglite.runtime.plan import Plan
-from sglite.runtime.policy import PATIENCE
+from sglite.runtime.policy import PATIENCE, POLICIES
 from sglite.runtime.sequence import Sequence, Status
 
 
@@ -267,7 +267,7 @@ def started(engine: FakeEngine, sequences: list[Sequence]) -> list[int]:
 
 
 def test_fcfs_is_the_order_of_arrival_within_a_priority():
-    engine = FakeEngine(max_running=1)
+    engine = FakeEngine(max_running=1, policy="fcfs")
     sequences = [engine.submit([i], 2, priority=p) for i, p in enumerate([0, 0, 5, 0, 5])]
     assert started(engine, sequences) == [2, 4, 0, 1, 3]
 
@@ -292,7 +292,7 @@ def test_a_cold_request_starts_within_the_bound_under_hot_arrivals():
         while engine.scheduler.waiting < 12:
             engine.submit([1] * 40, 2)
         engine.step()
-    assert PATIENCE < engine.scheduler.stats.admissions - admissions <= PATIENCE + len(before) + 2
+    assert PATIENCE < engine.scheduler.stats.admissions - admissions <= PATIENCE + len(before) + 4
 
 
 def test_the_first_in_line_is_never_retracted_and_everyone_ends():
@@ -331,7 +331,7 @@ class Life:
             pages=pick([30, 60, 200]),
             page_size=pick([1, 1, 4, 16]),
             cached=pick([True, True, True, False]),
-            policy=pick(["fcfs", "longest-prefix", "program"]),
+            policy=pick([*POLICIES, "program"]),
             max_running=pick([1, 4, 16]),
             max_step_tokens=pick([5, 16, 64, 512]),
         )
