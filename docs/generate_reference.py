@@ -27,6 +27,7 @@ from sglite.lang.tracer import TracedProgram
 from sglite.protocol import Backend, SamplingParams
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.worker.config import WorkerConfig
 
 PAGE = Path(__file__).with_name("reference.md")
 HEAD = """# Reference
@@ -314,6 +315,7 @@ SECTIONS = (
     Section("Engine options", "Keywords of `Engine(...)`, and flags of `sglite serve`, `run` and `chat`.",
             more=config_options(EngineConfig)),
     Section("Server options", "Flags of `sglite serve`.", more=config_options(ServerConfig)),
+    Section("Worker options", "Flags of `sglite serve` for the engine's process.", more=config_options(WorkerConfig)),
     Section("Commands", "", more=commands),
 )  # fmt: skip
 

@@ -25,6 +25,7 @@ from sglite.options import add_file, read_options
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.runner import running
+from sglite.runtime.worker.config import WorkerConfig
 from sglite.terminal import Conversation, talk
 
 PROGRAM = """
@@ -65,7 +66,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
 
 
-@pytest.mark.parametrize("config", [EngineConfig, ServerConfig])
+@pytest.mark.parametrize("config", [EngineConfig, ServerConfig, WorkerConfig])
 def test_every_option_is_a_flag(config: type, capsys: pytest.CaptureFixture[str]) -> None:
     run("serve", "--help")
     text = capsys.readouterr().out

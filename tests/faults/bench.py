@@ -1,0 +1,157 @@
+"""A server on a socket of its own, its clients, and the checks after each case."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from sglite.protocol import Backend
+from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.server.runner import running
+from sglite.runtime.testing import scripted_engine
+
+CANARY = {"text": "canary", "sampling_params": {"max_new_tokens": 16, "temperature": 0}}
+SETTLE = 5.0
+"""Seconds after a case until everything must be back; polled, so that a good case costs nothing."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What this process holds. Threads of asyncio's pool are kept for later by design and do not count."""
+
+    files: int
+    threads: int
+    children: int
+
+    @classmethod
+    def now(cls) -> Footprint:
+        threads = [t for t in threading.enumerate() if not t.name.startswith("asyncio_")]
+        return cls(len(list(Path("/proc/self/fd").iterdir())), len(threads), len(children()))
+
+
+def children(pid: int | None = None) -> list[int]:
+    """Process ids of the children of a process, or of ours."""
+    tasks = Path(f"/proc/{pid or 'self'}/task")
+    try:
+        return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = SETTLE) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+        time.sleep(0.005)
+
+
+@dataclass
+class Bench:
+    """``engine`` runs in this process, so that its books can be read; clients come over the socket."""
+
+    url: str
+    engine: Any
+    canary: str = ""
+    baseline: Footprint = field(default_factory=Footprint.now)
+
+    @classmethod
+    @contextmanager
+    def started(
+        cls, config: ServerConfig | None = None, backend: Backend | None = None, **options: Any
+    ) -> Iterator[Bench]:
+        engine = backend or scripted_engine(**{"max_running": 8, "max_queue": 64, **options})
+        try:
+            with running(engine, config or ServerConfig(port=0, read_timeout=1.0, write_timeout=1.0)) as url:
+                bench = cls(url, engine)
+                bench.canary = bench.ask()
+                bench.settle()
+                bench.baseline = Footprint.now()
+                yield bench
+        finally:
+            if backend is None:
+                engine.close()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None and parts.port is not None
+        return parts.hostname, parts.port
+
+    # ---- clients -----------------------------------------------------------------------------------------------
+
+    def post(self, path: str = "/generate", **options: Any) -> httpx.Response:
+        with httpx.Client(base_url=self.url, timeout=60) as client:
+            return client.post(path, **options)
+
+    def ask(self, body: Any = CANARY) -> str:
+        answer = self.post(json=body)
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["text"]
+        return text
+
+    @asynccontextmanager
+    async def clients(self) -> AsyncIterator[httpx.AsyncClient]:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits) as client:
+            yield client
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=30)
+
+    def raw(self, request: bytes) -> bytes:
+        """Send bytes, read what comes until the server closes."""
+        with self.connect() as connection:
+            connection.sendall(request)
+            return read_all(connection)
+
+    # ---- what must be true after every case --------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = asyncio.run(self.engine.stats())
+        return found
+
+    def idle(self) -> bool:
+        stats = self.stats()
+        return stats["running"] == stats["waiting"] == 0
+
+    def settle(self) -> None:
+        until(self.idle, "running = queued = 0")
+        self.engine._core.scheduler.check()
+        stats = self.stats()
+        assert stats["pages_free"] + stats["pages_cached"] == stats["pages_total"], "a page is held by nobody"
+
+    def check_after(self) -> None:
+        began = time.monotonic()
+        assert self.ask() == self.canary
+        assert time.monotonic() - began < 2.0, "the canary was slow"
+        self.settle()
+        until(lambda: self._leaks() == "", "file descriptors, threads and children are back")
+        assert httpx.get(self.url + "/health").status_code == 200
+
+    def _leaks(self) -> str:
+        now = Footprint.now()
+        return "" if now == self.baseline or _below(now, self.baseline) else f"{now}, was {self.baseline}"
+
+
+def _below(now: Footprint, before: Footprint) -> bool:
+    return now.files <= before.files and now.threads <= before.threads and now.children <= before.children
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = bytearray()
+    try:
+        while part := connection.recv(65536):
+            data += part
+    except ConnectionResetError:
+        data += b"<reset>"
+    return bytes(data)
