@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 _CPU_KV_TOKENS = 65_536
 _GPU_MEMORY_SHARE = 0.85
+_PROGRAM_SECONDS = 120.0
+"""For which a program between calls is remembered at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,11 @@ def build(config: EngineConfig) -> Parts:
         resolved.threads,
     )
     model = Decoder(model_config, files.weights(), ops)
+    if resolved.deterministic and not model.fused:
+        raise ConfigError(
+            f"deterministic: {resolved.model} has shapes that kernels={resolved.kernels} computes through plain torch, "
+            "whose results depend on the batch; leave deterministic off for this model"
+        )
     return assemble(replace(resolved, context_length=context), model, tokenizer, device)
 
 
@@ -87,6 +95,8 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, device: t
         max_running=config.max_running,
         max_queue=config.max_queue,
         max_step_tokens=config.max_step_tokens,
+        clock=time.monotonic,
+        memory=_PROGRAM_SECONDS,
     )
     runner = Runner(
         model,

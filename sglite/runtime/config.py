@@ -16,6 +16,11 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 WeightFormat = Literal["auto", "dense", "int8", "int4", "fp8"]
 KernelChoice = Literal["auto", "reference", "cpu", "native", "triton"]
 GrammarChoice = Literal["llguidance", "outlines"]
+PolicyName = Literal["program", "fcfs", "longest-prefix", "dfs-weight", "priority"]
+
+
+DETERMINISTIC = ("native",)
+"""Kernels whose results for a row are the same bits whatever is computed beside it and in whatever pieces."""
 
 
 def _option(default: Any, help: str) -> Any:
@@ -34,10 +39,11 @@ class EngineConfig:
     page_size: int = _option(16, "tokens in a KV page")
     kv_tokens: int = _option(0, "size of the KV pool in tokens (0: from free memory, at most 65,536 on a CPU)")
     prefix_cache: bool = _option(True, "reuse the KV of equal prefixes")
-    policy: str = _option("fcfs", "order of waiting requests: fcfs, longest-prefix or program")
+    policy: PolicyName = _option("program", "order of waiting requests")
     max_running: int = _option(64, "most sequences in one step")
     max_queue: int = _option(4096, "most waiting requests; more are refused")
     max_step_tokens: int = _option(2048, "most tokens computed in one step; longer prompts are chunked")
+    deterministic: bool = _option(False, "equal bits in any batch, cache state and chunking, or refuse to start")
     overlap: bool = _option(False, "finish a step's output while the next one runs")
     grammar: GrammarChoice = _option("llguidance", "engine for constrained decoding")
     jump_forward: bool = _option(True, "take tokens that a grammar forces without sampling them")
@@ -58,6 +64,12 @@ class EngineConfig:
             raise ConfigError(f"kernels={kernels} does not run on device={device}; use kernels=triton")
         if kernels == "triton" and device == "cpu":
             raise ConfigError("kernels=triton needs device=cuda; on a CPU use kernels=native, cpu or reference")
+        if self.deterministic and kernels not in DETERMINISTIC:
+            raise ConfigError(
+                f"deterministic: the results of kernels={kernels} depend on what is computed beside a request; "
+                f"use kernels={' or '.join(DETERMINISTIC)}, which computes in bfloat16 on a CPU with AVX-512, or leave "
+                "deterministic off"
+            )
         return replace(
             self,
             device=device,

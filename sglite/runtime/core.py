@@ -83,7 +83,12 @@ class EngineCore:
 
     def stats(self) -> dict[str, Any]:
         """Counters for people and metrics: the scheduler's, and seconds by part of the loop."""
-        return {**asdict(self.scheduler.stats), **{f"time_{k}": v for k, v in asdict(self.times).items()}}
+        scheduled = self.scheduler.stats
+        return {
+            **asdict(scheduled),
+            "hit_rate": scheduled.hit_rate,
+            **{f"time_{k}": v for k, v in asdict(self.times).items()},
+        }
 
     # ---- requests ----------------------------------------------------------------------------------------------
 

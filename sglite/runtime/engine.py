@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 import time
@@ -19,7 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sglite.errors import ConfigError, RequestError, SgliteError, UnavailableError
+from sglite.errors import ConfigError, InvalidRequestError, RequestError, SgliteError, UnavailableError
 from sglite.protocol import Chunk, Constraint, GenerateRequest, ModelInfo, Prompt, Text
 from sglite.runtime.config import config_from
 from sglite.runtime.core import EngineCore
@@ -197,6 +198,22 @@ class Engine:
     async def flush_cache(self) -> None:
         """Forget every prefix no running request is using."""
         await asyncio.wrap_future(self._thread.ask(self._core.scheduler.flush))
+
+    async def end_program(self, program: str, branch: str = "", *, namespace: str = "") -> None:
+        """See ``protocol.KeepsPrograms``."""
+        self._thread.send(partial(self._core.scheduler.end_program, namespace, program, branch))
+
+    async def pin(self, prompt: Prompt, ttl: float, *, namespace: str = "") -> int:
+        """Keep what is cached of a prompt for ``ttl`` seconds, whatever else is needed; how many tokens that are.
+
+        To have it cached, generate from it first; ``max_new_tokens=0`` will do. Pins end early by ``flush_cache``, and
+        where a request that has the engine to itself could not be served otherwise. Raises CapacityError (``param``
+        "pin") when more than half of the pool would be pinned, InvalidRequestError for a ttl that is not positive.
+        """
+        if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < math.inf:
+            raise InvalidRequestError(f"ttl must be a positive number of seconds, not {ttl!r}", param="ttl")
+        ids = await self.tokenize(prompt)
+        return await asyncio.wrap_future(self._thread.ask(partial(self._core.scheduler.pin, (namespace, ""), ids, ttl)))
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         """The ids that a request with this prompt begins with."""

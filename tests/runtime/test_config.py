@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from sglite.errors import ConfigError
-from sglite.runtime.config import EngineConfig, config_from
+from sglite.runtime.config import EngineConfig, PolicyName, config_from
+from sglite.runtime.policy import POLICIES
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,20 @@ def test_contradictions_name_the_option(options: dict[str, Any], word: str) -> N
 def test_compiled_kernels_do_not_run_on_a_gpu() -> None:
     with pytest.raises(ConfigError, match="native"):
         config_from({"kernels": "native", "device": "cuda"}).resolve(cuda=True)
+
+
+def test_deterministic_is_a_guarantee_or_a_refusal() -> None:
+    config = config_from({"deterministic": True})
+    assert config.resolve(cuda=False, native=True).kernels == "native"
+    for machine in ({"cuda": False}, {"cuda": True, "native": True}):
+        with pytest.raises(ConfigError, match="deterministic"):
+            config.resolve(**machine)
+
+
+def test_the_policies_are_those_the_scheduler_knows() -> None:
+    assert set(get_args(PolicyName)) == set(POLICIES)
+    with pytest.raises(ConfigError, match="policy must be one of program"):
+        config_from({"policy": "lifo"}).resolve(cuda=False)
 
 
 def test_every_option_has_help() -> None:

@@ -26,7 +26,10 @@ class Decoder:
         self.vocab_size = config.vocab_size
         self._ops = ops
         self._weights = build_decoder(config, weights, ops)
-        self._run = ops.fused_decoder(self._weights) or self._run_by_operation
+        fused = ops.fused_decoder(self._weights)
+        self.fused = fused is not None
+        """The Ops computes the whole stack in one call."""
+        self._run = fused or self._run_by_operation
 
     def kv_shape(self, pages: int, page_size: int) -> KVShape:
         c = self.config
