@@ -1,16 +1,18 @@
-"""Typed facts out of three short notes: roles, fork, gen, select and a schema-constrained gen, streamed.
+"""Typed facts out of short notes: roles, fork, gen, select and a schema-constrained gen, streamed or as a batch.
 
-Run it as it is (`make demo`), on another model (`--model path/to/folder`), against a running server
-(`--backend http://127.0.0.1:30000`), or with `sglite run`, which sets a backend for it.
+Without a file, three notes are read aloud, piece by piece. With --notes FILE (one note a line) all are done at once and
+come out as JSON lines, on standard output or in --out FILE; a note that fails says so on its own line.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from common import command_line, console, start
 from pydantic import BaseModel, Field
-from rich.console import Console
 from rich.table import Table
 
 import sglite as sgl
@@ -20,8 +22,7 @@ NOTES = (
     "Tom wrote from Oslo: the 2 chairs he bought arrived broken and he is very angry.",
     "Aiko in Kyoto asks whether the 12 cups she wants can go into the dishwasher.",
 )
-MOODS = ["happy", "angry", "curious"]
-FAIR = sgl.unconditional_likelihood_normalized  # a small model prefers common words: weigh that out
+ITEMS = ["lamps", "chairs", "cups", "plates"]
 
 
 class Facts(BaseModel):
@@ -30,27 +31,42 @@ class Facts(BaseModel):
     amount: int = Field(ge=0, le=100)
 
 
-@sgl.function
-def read_note(s: sgl.ProgramState, note: str, console: Console) -> Facts:
+def begin(s: sgl.ProgramState, note: str) -> None:
     s += sgl.system("You read notes of a shop and answer questions about them.")
     s += sgl.user(f"The note: {note}")
     s += sgl.assistant("I have read the note. What do you want to know?")
-    mood, facts, wish = s.fork(3)  # three questions about one note: its tokens are computed once
-    mood += sgl.user("How does the customer feel: happy, angry or curious?")
-    mood += sgl.assistant("The customer is " + sgl.select("mood", MOODS, choices_method=FAIR))
-    facts += sgl.user("Write the customer, the city and the amount as JSON.")
-    facts += sgl.assistant(sgl.gen("facts", schema=Facts, temperature=0, max_tokens=64))
-    wish += sgl.user("In one short sentence: what does the customer want?")
-    wish += sgl.assistant(sgl.gen("wish", temperature=0, max_tokens=40, stop=[".", "\n"]))
+
+
+def ask_facts(s: sgl.ProgramState) -> None:
+    s += sgl.user("Write the customer, the city and the amount as JSON.")
+    s += sgl.assistant(sgl.gen("facts", schema=Facts, temperature=0, max_tokens=64))
+
+
+@sgl.function
+def extract(s: sgl.ProgramState, note: str) -> Facts:
+    begin(s, note)
+    ask_facts(s)
+    return s.value("facts")
+
+
+@sgl.function
+def read_note(s: sgl.ProgramState, note: str) -> Facts:
+    begin(s, note)
+    item, facts, advice = s.fork(3)  # three questions about one note: its tokens are computed once
+    item += sgl.user("Which thing is the note about?")
+    item += sgl.assistant("The note is about the " + sgl.select("item", ITEMS))
+    ask_facts(facts)
+    advice += sgl.user("What should the shop do? Answer in one short sentence.")
+    advice += sgl.assistant("The shop should" + sgl.gen("advice", temperature=0, max_tokens=24, stop=[".", ",", "\n"]))
 
     console.print(f"\n[bold]{note}[/bold]")
-    console.print("  mood   " + mood["mood"])
-    show(console, "  json   ", facts, "facts")
-    show(console, "  wish   ", wish, "wish")
+    console.print("  item    " + item["item"])
+    show("  json    ", facts, "facts")
+    show("  advice  ", advice, "advice")
     return facts.value("facts")
 
 
-def show(console: Console, label: str, s: sgl.ProgramState, name: str) -> None:
+def show(label: str, s: sgl.ProgramState, name: str) -> None:
     """A variable's text while it is being generated."""
     console.print(label, end="")
     for piece in s.text_iter(name):
@@ -69,17 +85,24 @@ def calls_table(states: Sequence[sgl.ProgramState]) -> Table:
     return table
 
 
+def extract_all(notes: Sequence[str]) -> list[str]:
+    """A JSON line per note."""
+    states = extract.run_batch([{"note": note} for note in notes], progress_bar=sys.stderr.isatty())
+    results = [{"error": str(s.error())} if s.error() else json.loads(s["facts"]) for s in states]
+    return [json.dumps({"note": note, **result}) for note, result in zip(notes, results, strict=True)]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="registry name, folder or .gguf file (default: smollm2-135m)")
-    parser.add_argument("--backend", help="URL of a running sglite server, instead of loading a model here")
-    options = parser.parse_args(arguments)
-    console = Console()
-    if options.backend:
-        sgl.set_default_backend(sgl.RuntimeEndpoint(options.backend))
-    elif options.model or sgl.get_default_backend() is None:
-        sgl.set_default_backend(sgl.Engine(model=options.model or "smollm2-135m"))
-    states = [read_note.run(note, console) for note in NOTES]
+    parser = command_line(__doc__)
+    parser.add_argument("--notes", type=Path, metavar="FILE", help="a text file, one note a line")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the JSON lines go (default: standard output)")
+    options = start(parser, arguments)
+    if options.notes:
+        notes = [line for line in options.notes.read_text(encoding="utf-8").splitlines() if line.strip()]
+        text = "\n".join(extract_all(notes)) + "\n"
+        _ = options.out.write_text(text, encoding="utf-8") if options.out else sys.stdout.write(text)
+        return
+    states = [read_note.run(note) for note in NOTES]
     console.print("\n[bold]typed[/bold]", *[f"  {state.ret_value!r}" for state in states], sep="\n")
     console.print(calls_table(states))
 
