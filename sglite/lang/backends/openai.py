@@ -25,8 +25,9 @@ class OpenAI:
 
     ``is_chat_model=False`` uses ``/completions`` with the prompt as text, rendered with ``chat_template`` (a registered
     name or a template). ``dialect="vllm"`` allows the fields that vLLM, SGLang and sglite servers add to OpenAI's:
-    more sampling options, more constraints, continuing a begun answer. ``api_key`` defaults to OPENAI_API_KEY, and is
-    needed only at OpenAI itself. What the service lacks is refused with UnsupportedError before anything is sent.
+    more sampling options, more constraints, continuing a begun answer; ``dialect="llama.cpp"`` those of llama.cpp's
+    server. ``api_key`` defaults to OPENAI_API_KEY, and is needed only at OpenAI itself. What the service lacks is
+    refused with UnsupportedError before anything is sent.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class OpenAI:
     @staticmethod
     def _capabilities(chat: bool, dialect: wire.Dialect) -> Capabilities:
         return Capabilities(
-            constraints=wire.CONSTRAINTS[dialect] if chat or dialect == "vllm" else frozenset(),
+            constraints=wire.CONSTRAINTS[dialect] if chat or dialect != "openai" else frozenset(),
             logprobs=True,
             chat_only=chat,
             sampling=wire.SAMPLING[dialect],
@@ -75,7 +76,7 @@ class OpenAI:
         body = {
             "model": self._info.name,
             **fields,
-            **wire.constraint_fields(request.constraint),
+            **wire.constraint_fields(request.constraint, self._dialect),
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -20,7 +20,7 @@ from sglite.protocol import (
     Usage,
 )
 
-Dialect = Literal["openai", "vllm"]
+Dialect = Literal["openai", "vllm", "llama.cpp"]
 
 COMMON = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop", "logit_bias"})
 _VLLM = {
@@ -32,10 +32,14 @@ _VLLM = {
     "ignore_eos": "ignore_eos",
     "skip_special_tokens": "skip_special_tokens",
 }
-SAMPLING: dict[Dialect, frozenset[str]] = {"openai": COMMON, "vllm": COMMON | _VLLM.keys()}
+_LLAMA = {"top_k": "top_k", "min_p": "min_p", "repetition_penalty": "repeat_penalty", "ignore_eos": "ignore_eos"}
+_ADDED: dict[Dialect, dict[str, str]] = {"openai": {}, "vllm": _VLLM, "llama.cpp": _LLAMA}
+"""Sampling options that a server has beyond OpenAI's: our name and its own."""
+SAMPLING: dict[Dialect, frozenset[str]] = {dialect: COMMON | added.keys() for dialect, added in _ADDED.items()}
 CONSTRAINTS: dict[Dialect, frozenset[str]] = {
     "openai": frozenset({"json_schema", "json_object"}),
     "vllm": frozenset({"json_schema", "json_object", "regex", "choices", "ebnf"}),
+    "llama.cpp": frozenset({"json_schema", "json_object", "choices"}),
 }
 _STRUCTURED = {"regex": "regex", "choices": "choice", "ebnf": "grammar"}
 _DEFAULT = SamplingParams()
@@ -51,15 +55,16 @@ def sampling_fields(sampling: SamplingParams, dialect: Dialect, limit_name: str)
         fields["stop"] = list(sampling.stop)
     if sampling.logit_bias:
         fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
-    if dialect == "vllm":
-        given = {theirs: getattr(sampling, ours) for ours, theirs in _VLLM.items() if _differs(sampling, ours)}
-        fields |= {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-    return fields
+    added = _ADDED[dialect].items()
+    given = {theirs: getattr(sampling, ours) for ours, theirs in added if _differs(sampling, ours)}
+    return fields | {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
-def constraint_fields(constraint: Constraint | None) -> dict[str, Any]:
+def constraint_fields(constraint: Constraint | None, dialect: Dialect = "openai") -> dict[str, Any]:
     if constraint is None:
         return {}
+    if dialect == "llama.cpp":
+        return _llama_fields(constraint)
     if constraint.kind == "json_object":
         return {"response_format": {"type": "json_object"}}
     if constraint.kind == "json_schema":
@@ -67,6 +72,14 @@ def constraint_fields(constraint: Constraint | None) -> dict[str, Any]:
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
     source = json.loads(constraint.source) if constraint.kind == "choices" else constraint.source
     return {"structured_outputs": {_STRUCTURED[constraint.kind]: source}}
+
+
+def _llama_fields(constraint: Constraint) -> dict[str, Any]:
+    """A schema, or a grammar in llama.cpp's own notation, where a quoted text is written as in JSON."""
+    if constraint.kind == "choices":
+        texts = [json.dumps(choice, ensure_ascii=False) for choice in json.loads(constraint.source)]
+        return {"grammar": "root ::= " + " | ".join(texts)}
+    return {"json_schema": json.loads(constraint.source) if constraint.kind == "json_schema" else {"type": "object"}}
 
 
 def chat_logprob_fields(request: GenerateRequest) -> dict[str, Any]:
