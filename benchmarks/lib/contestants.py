@@ -133,6 +133,7 @@ class Server:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.abilities = dialect.abilities
+        self.url = url
         self._process = Process(command, environment, stdout=subprocess.DEVNULL) if command else None
         self._client = Client(url, dialect, BATCH_SECONDS)
         try:

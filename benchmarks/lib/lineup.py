@@ -51,7 +51,7 @@ def _ours(weights: Sequence[str]) -> Iterator[Entry]:
 
 
 def _sglite_server(weights: str) -> Server:
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "sglite", "serve", "--model", MODEL, "--weights", weights, "--port", port]
     return Server(f"http://127.0.0.1:{port}", SGLITE, command)
 
@@ -75,16 +75,21 @@ def _transformers_worker(folder: Path) -> Worker:
 
 def _llama(folder: Path) -> Iterator[Entry]:
     """The file as it is shipped (Q4_1), and every other one that lies in ``llama/models``."""
-    program = folder / "llama/bin/llama-server"
-    if not program.exists():
+    program = llama_server(folder)
+    if program is None:
         return
-    for path in [_shipped(), *sorted((folder / "llama/models").glob("*.gguf"))]:
-        kind = "Q4_1" if path == _shipped() else path.stem
+    for path in [shipped(), *sorted((folder / "llama/models").glob("*.gguf"))]:
+        kind = "Q4_1" if path == shipped() else path.stem
         yield Entry(f"llama.cpp {kind}", False, partial(_llama_server, program, path))
 
 
+def llama_server(folder: Path) -> Path | None:
+    """The wheel keeps its programs beside its Python files."""
+    return next(iter(sorted((folder / "llama").glob("**/bin/llama-server"))), None)
+
+
 def _llama_server(program: Path, model: Path) -> Server:
-    port = _free_port()
+    port = free_port()
     command = [str(program), "-m", str(model), "--host", "127.0.0.1", "--port", port, "-np", "32", "-c", "73728"]
     command += ["-t", str(THREADS), "-tb", str(THREADS)]
     return Server(f"http://127.0.0.1:{port}", LlamaDialect(), command)
@@ -97,7 +102,7 @@ def _vllm(folder: Path) -> Iterator[Entry]:
 
 
 def _vllm_server(program: Path, folder: Path) -> Server:
-    port = _free_port()
+    port = free_port()
     command = [str(program), "serve", str(exported(folder)), "--host", "127.0.0.1", "--port", port]
     command += ["--enable-prefix-caching", "--max-model-len", "4096", "--max-num-seqs", "32"]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}"}
@@ -112,7 +117,7 @@ def _openvino(folder: Path) -> Iterator[Entry]:
     if not python.exists():
         return
     exports = sorted(path.parent for path in (folder / "openvino/models").glob("*/openvino_model.xml"))
-    for kind, model in [("Q4_1", _shipped()), *((path.name, path) for path in exports)]:
+    for kind, model in [("Q4_1", shipped()), *((path.name, path) for path in exports)]:
         options = {"model": str(model), "threads": THREADS}
         yield Entry(f"OpenVINO {kind}", False, partial(Worker, str(python), "with_openvino.py", options))
 
@@ -125,13 +130,13 @@ def exported(folder: Path) -> Path:
     return target
 
 
-def _shipped() -> Path:
+def shipped() -> Path:
     from sglite.runtime.hub import resolve_model
 
     return resolve_model(MODEL).path
 
 
-def _free_port() -> str:
+def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
