@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.context import Service
 from sglite.runtime.server.door import Door
 from sglite.runtime.server.gate import Gate
+from sglite.runtime.server.pulse import measure_lag
 from sglite.runtime.server.store import Store
 from sglite.runtime.server.turnstile import Turnstile
 
@@ -34,7 +36,7 @@ def create_app(backend: Backend, config: ServerConfig | None = None, store: Stor
         version=sglite.__version__,
         docs_url=None,
         redoc_url=None,
-        lifespan=partial(_lifespan, service.batches),
+        lifespan=partial(_lifespan, service),
     )
     app.state.service = service
     failures.install(app)
@@ -48,12 +50,13 @@ def create_app(backend: Backend, config: ServerConfig | None = None, store: Stor
 
 
 @asynccontextmanager
-async def _lifespan(runner: BatchRunner | None, app: FastAPI) -> AsyncIterator[None]:
-    if runner is None:
-        yield
-        return
-    await runner.start()
+async def _lifespan(service: Service, app: FastAPI) -> AsyncIterator[None]:
+    pulse = asyncio.create_task(measure_lag(service.metrics.lag), name="sglite-pulse")
+    if service.batches is not None:
+        await service.batches.start()
     try:
         yield
     finally:
-        await runner.stop()
+        pulse.cancel()
+        if service.batches is not None:
+            await service.batches.stop()

@@ -54,6 +54,8 @@ class BoundedBody:
             async with asyncio.timeout(self._config.read_timeout):
                 while True:
                     message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise refuse(400, "the connection ended within the body", "bad_request")
                     body += message.get("body", b"")
                     if len(body) > limit:
                         raise _too_large(limit)

@@ -127,7 +127,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-def get_context(request: Request) -> Context:
+async def get_context(request: Request) -> Context:  # async, or FastAPI would ask a thread for it
     return Context(request.app.state.service, request.scope["state"].get("caller", Caller()))
 
 

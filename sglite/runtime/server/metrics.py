@@ -8,25 +8,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import AsyncIterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from sglite.errors import AbortedError, InvalidRequestError, OverloadedError
 from sglite.protocol import Backend, Chunk, GenerateRequest, ModelInfo, Usage
+from sglite.runtime.server.enginestats import EngineStats
+from sglite.runtime.server.histogram import LoopHistogram
 from sglite.runtime.server.streams import closing
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_STATS_TIMEOUT = 1.0
+_LAGS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1)
 _PROGRAMS_KEPT = 10_000
-
-
-@runtime_checkable
-class Measured(Protocol):
-    """A backend that tells its own counters and gauges."""
-
-    async def stats(self) -> Mapping[str, Any]: ...
 
 
 class Metrics:
@@ -40,7 +34,9 @@ class Metrics:
         self.duration = self._seconds("request_duration", "From a request's start to its end")
         self.queue = self._seconds("queue", "Waiting before the first step")
         self.requests = self._counter("requests", "Requests by how they ended", "outcome")
-        self.constrained = self._counter("constrained_requests", "Requests under a grammar, by outcome", "outcome")
+        self.constrained = self._counter(
+            "constrained_requests", "Requests under a grammar, by outcome; cut: the tokens ran out first", "outcome"
+        )
         self.prompt = self._counter("prompt_tokens", "Tokens of prompts")
         self.cached = self._counter("cached_tokens", "Tokens of prompts found in the prefix cache")
         self.generated = self._counter("generation_tokens", "Tokens generated")
@@ -52,17 +48,14 @@ class Metrics:
         self.programs = self._counter("programs", "Programs seen")
         self.branches = self._counter("program_branches", "Branches of programs seen")
         self.in_flight = Gauge("sglite_requests_in_flight", "Requests inside the backend", registry=self.registry)
-        self._gauges: dict[str, Gauge] = {}  # made when the backend first tells them: an unknown number is not 0
+        self.lag = LoopHistogram("sglite_event_loop_lag_seconds", "How late the event loop is", _LAGS, self.registry)
+        self.engine = EngineStats()
+        self.registry.register(self.engine)
         self._seen: OrderedDict[str, set[str]] = OrderedDict()
 
     async def exposition(self, backend: Backend) -> bytes:
-        """The text that Prometheus scrapes. A backend that does not answer leaves its gauges as they were."""
-        if isinstance(backend, Measured):
-            try:
-                async with asyncio.timeout(_STATS_TIMEOUT):
-                    self._set_gauges(await backend.stats())
-            except TimeoutError:
-                pass
+        """The text that Prometheus scrapes."""
+        await self.engine.refresh(backend)
         return generate_latest(self.registry)
 
     def count(self, usage: Usage, *, first: bool) -> None:
@@ -90,31 +83,11 @@ class Metrics:
             self._seen[program].add(branch)
             self.branches.inc()
 
-    def _set_gauges(self, stats: Mapping[str, Any]) -> None:
-        for name, text in _GAUGES.items():
-            if isinstance(stats.get(name), int | float):
-                if name not in self._gauges:
-                    self._gauges[name] = Gauge(f"sglite_{name}", text, registry=self.registry)
-                self._gauges[name].set(stats[name])
-
-    def _seconds(self, name: str, text: str) -> Histogram:
-        return Histogram(f"sglite_{name}_seconds", text, buckets=_SECONDS, registry=self.registry)
+    def _seconds(self, name: str, text: str) -> LoopHistogram:
+        return LoopHistogram(f"sglite_{name}_seconds", text, _SECONDS, self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"sglite_{name}", text, labels, registry=self.registry)
-
-
-_GAUGES = {
-    "running": "Sequences that are being computed",
-    "waiting": "Sequences that wait for a place",
-    "pages_total": "Pages of the KV pool",
-    "pages_free": "Pages of the KV pool that hold nothing",
-    "pages_cached": "Pages of the KV pool that only the prefix cache holds",
-    "steps": "Steps of the engine since its start",
-    "hit_tokens": "Prompt tokens found in the cache since the start",
-    "computed_tokens": "Positions computed since the start",
-    "evicted_pages": "Pages that the prefix cache gave up since the start",
-}
 
 
 class MeteredBackend:
@@ -158,11 +131,14 @@ class _Watch:
         self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
         self._counted = False
+        self._cut = False
 
     def chunk(self, chunk: Chunk) -> None:
         now = time.perf_counter()
         if chunk.ids or chunk.text:
             self._token(chunk.index, now)
+        if chunk.finish is not None:
+            self._cut |= chunk.finish.reason == "length"
         if chunk.finish is not None and chunk.usage is not None:
             self._metrics.count(chunk.usage, first=not self._counted)
             self._counted = True
@@ -184,7 +160,7 @@ class _Watch:
         self._metrics.duration.observe(time.perf_counter() - self._started)
         self._metrics.requests.labels(outcome).inc()
         if self._constrained:
-            self._metrics.constrained.labels(outcome).inc()
+            self._metrics.constrained.labels("cut" if outcome == "ok" and self._cut else outcome).inc()
 
 
 def _outcome(error: BaseException) -> str:

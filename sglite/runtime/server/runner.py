@@ -18,6 +18,7 @@ from sglite.errors import ConfigError
 from sglite.protocol import Backend
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.server.connection import Connection
 from sglite.runtime.server.gate import default_hosts
 from sglite.runtime.server.store import Store, open_store
 
@@ -116,7 +117,7 @@ class _Server(uvicorn.Server):
                 lifespan="on",
                 server_header=False,
                 ws="none",
-                h11_max_incomplete_event_size=2 * config.max_headers,
+                http=Connection,
             )
         )
 

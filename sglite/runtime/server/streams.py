@@ -7,11 +7,11 @@ gone the work is cancelled, which closes the backend's iterators, which aborts t
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, TypeVar
 
+from pydantic_core import to_json
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -29,7 +29,7 @@ _BUFFERED = 64
 
 def event(data: Any) -> bytes:
     """One server-sent event. ASCII only: some clients split lines at characters that JSON leaves as they are."""
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + to_json(data, ensure_ascii=True) + b"\n\n"
 
 
 # ----------------------------------------------------------------------------------------------------------- chunks
@@ -114,15 +114,17 @@ class EventStream(Response):
         self._events = events
         self._write_timeout = write_timeout
         self._started = False
+        self._writing: float | None = None
+        """Since when the write under way waits for its reader."""
+        self._too_slow = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.create_task(self._send_events(send))
+        watch = asyncio.create_task(self._watch(task))
         try:
-            if await finished_before_disconnect(task, receive):
+            if await finished_before_disconnect(task, receive) and not self._too_slow:
                 _outcome(task)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except SlowReaderError:
-            log.warning("%s: aborted, the client did not read for %g s", scope["path"], self._write_timeout)
         except asyncio.CancelledError:  # the server ends, and gives no more time
             await self._fail(_ENDING, scope, receive, send)
             raise
@@ -130,6 +132,18 @@ class EventStream(Response):
             if not self._started:
                 raise
             await self._fail(error, scope, receive, send)
+        finally:
+            watch.cancel()
+        if self._too_slow:
+            log.warning("%s: aborted, the client did not read for %g s", scope["path"], self._write_timeout)
+
+    async def _watch(self, task: asyncio.Task[None]) -> None:
+        """End the stream of a client that does not read. One look now and then is cheaper than a timeout a write."""
+        clock = asyncio.get_running_loop().time
+        while self._writing is None or clock() - self._writing < self._write_timeout:
+            await asyncio.sleep(self._write_timeout / 4)
+        self._too_slow = True
+        task.cancel()
 
     async def _send_events(self, send: Send) -> None:
         async with aclosing(self._events) as events:
@@ -144,19 +158,15 @@ class EventStream(Response):
         if not self._started:
             await failure.response()(scope, receive, send)
             return
-        await self._write(send, event(failure.body))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._write_timeout):
+                await self._write(send, event(failure.body))
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send, data: bytes) -> None:
-        try:
-            async with asyncio.timeout(self._write_timeout):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        except TimeoutError:
-            raise SlowReaderError from None
-
-
-class SlowReaderError(Exception):
-    """The client keeps its connection open and does not read."""
+        self._writing = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._writing = None
 
 
 _ENDING = UnavailableError("the server is shutting down")

@@ -1,0 +1,95 @@
+"""One connection: uvicorn's own, with bounds on a request's head in size and time, and our error body for bad HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.server.failures import Failure, refuse
+
+
+class Connection(HttpToolsProtocol):
+    """Before a request's head is complete no middleware knows of it: what goes wrong there is answered here."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._bounds: ServerConfig = self.config.app.state.service.config  # type: ignore[union-attr]
+        self._head: int | None = 0
+        """Bytes of the head that is under way; None in a body."""
+        self._patience: asyncio.TimerHandle | None = None
+        self._deaf = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._be_patient()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        if self._head is not None:
+            self._head += len(data)
+        super().data_received(data)
+        if self._head is not None and self._head > 2 * self._bounds.max_headers and not self.transport.is_closing():
+            message = f"the request's headers exceed {self._bounds.max_headers} bytes"
+            self._refuse(refuse(431, message, "headers_too_large").failure)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._be_patient()
+
+    def on_headers_complete(self) -> None:
+        self._head = None
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._head = 0
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(refuse(400, "this is not HTTP/1.1", "bad_request").failure)
+
+    def _be_patient(self) -> None:
+        self._stop_waiting()
+        self._patience = self.loop.call_later(self._bounds.read_timeout, self._too_slow)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _too_slow(self) -> None:
+        if self._head:
+            self._refuse(refuse(408, "the request's headers did not arrive in time", "request_timeout").failure)
+        else:
+            self.transport.close()
+
+    def _refuse(self, failure: Failure) -> None:
+        """The connection ends; an answer that is under way ends before it, and what else comes is not listened to."""
+        self._deaf = True
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started or not cycle.more_body:
+                cycle.keep_alive = False
+                return
+            cycle.disconnected = True  # whoever reads the body need not wait for the rest
+            cycle.message_event.set()
+        body = json.dumps(failure.body).encode()
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "x-request-id": uuid.uuid4().hex,
+            **failure.headers,
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(STATUS_LINE[failure.status] + head.encode() + b"\r\n" + body)
+        self.transport.close()
