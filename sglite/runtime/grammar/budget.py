@@ -157,9 +157,15 @@ def sizes(schema: dict[str, Any]) -> tuple[int, int]:
     return whole, max(known.values(), default=whole) + 8
 
 
+_PLAIN = frozenset({"type"})
+"""What says nothing of a size."""
+
+
 def _size(node: Any, defs: dict[str, Any], known: dict[int, int]) -> int:
     if not isinstance(node, dict):
         return 2
+    if _PLAIN >= node.keys():
+        return 3
     if id(node) not in known:
         known[id(node)] = 0  # a recursion ends somewhere
         known[id(node)] = _own_size(node, defs, known) + sum(_parts(node, defs, known))

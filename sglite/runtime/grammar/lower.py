@@ -6,15 +6,8 @@ from sglite.runtime.grammar import lower_any, lower_objects, lower_types
 from sglite.runtime.grammar.lowering import REF, Effort, Groups, Lowered, Lowering
 from sglite.runtime.grammar.refs import Dialect, Json, Scope
 
-EFFORTS = (
-    Effort(),
-    Effort(one_of=False),
-    Effort(one_of=False, rewrite=False),
-    Effort(one_of=False, rewrite=False, merge=False),
-)
+EFFORTS = (Effort(), Effort(rewrite=False), Effort(rewrite=False, merge=False))
 """From what enforces most in the mask to what asks least of the mask engine."""
-UNWRITTEN = tuple(Effort(one_of=e.one_of, rewrite=False, merge=e.merge) for e in EFFORTS[:2]) + EFFORTS[3:]
-"""The same where conditions are not to be spelled out."""
 
 _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _STRINGS = {"minLength", "maxLength", "pattern", "format"}

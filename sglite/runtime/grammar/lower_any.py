@@ -102,15 +102,17 @@ def one_of(low: Lowering, place: Place, out: dict[str, Any]) -> None:
     schemas = branches_of(place, "oneOf")
     _drop_known_type(place, out, "oneOf")
     branches = [low.sub(place, schema, "oneOf", i) for i, schema in enumerate(schemas)]
-    if low.effort.one_of:
-        out["oneOf"] = branches
-        low.note("oneOf", "mask")
-        return
     alternatives(out, branches)
-    if proofs.all_disjoint(schemas, place.scope):
-        low.note("oneOf", "proof")
-    else:
+    asked = place.node.get("type", proofs.TYPES)
+    types = proofs.exclusive_types(schemas, place.scope, asked)
+    if types is None:
         low.judge(place, "oneOf")
+        return
+    low.note("oneOf", "proof")
+    if not types:
+        conjoin(out, False)
+    elif types < proofs.json_types(asked):
+        conjoin(out, {"type": sorted(types)})
 
 
 def negation(low: Lowering, place: Place, out: dict[str, Any]) -> None:

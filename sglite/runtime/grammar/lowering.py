@@ -26,13 +26,11 @@ masks can say, or by the judge."""
 class Effort:
     """How much to ask of the mask engine.
 
-    ``one_of``: let it prove branches disjoint; otherwise we try, and judge what we cannot prove.
     ``rewrite``: spell conditions out as alternatives; otherwise judge them.
     ``merge``: let it merge what stands beside references and branches into them, which it cannot where they recur;
     otherwise judge what stands beside.
     """
 
-    one_of: bool = True
     rewrite: bool = True
     merge: bool = True
 
@@ -40,12 +38,14 @@ class Effort:
 @dataclass(frozen=True)
 class Lowered:
     """``mask`` for the mask engine; ``how`` each keyword is enforced; ``judged`` the ids of the nodes of the source
-    that the mask does not fully enforce; ``patterns`` all patterns with their pointers."""
+    that the mask does not fully enforce; ``patterns`` all patterns with their pointers; ``targets`` the nodes that
+    references lead to."""
 
     mask: dict[str, Any]
     how: dict[str, str]
     judged: frozenset[int]
     patterns: tuple[tuple[str, Pattern], ...]
+    targets: tuple[tuple[Json, Scope], ...]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Lowering:
     """Schemas made on the way, kept alive so that no id is given out twice."""
     _names: dict[int, str] = field(default_factory=dict)
     _todo: list[tuple[str, Json, Scope, str]] = field(default_factory=list)
+    _targets: list[tuple[Json, Scope]] = field(default_factory=list)
     _count: int = 0
 
     def run(self, schema: Json, scope: Scope) -> Lowered:
@@ -95,7 +96,11 @@ class Lowering:
             name, node, inner, pointer = self._todo.pop()
             defs[name] = self.schema(node, inner, pointer, 0)
         return Lowered(
-            {**mask, "$defs": defs} if defs else mask, self.how, frozenset(self.judged), tuple(self.patterns)
+            {**mask, "$defs": defs} if defs else mask,
+            self.how,
+            frozenset(self.judged),
+            tuple(self.patterns),
+            tuple(self._targets),
         )
 
     def schema(self, node: Json, scope: Scope, pointer: str, depth: int) -> Schema:
@@ -164,6 +169,7 @@ class Lowering:
         if id(node) not in self._names:
             self._names[id(node)] = str(len(self._names))
             self._todo.append((self._names[id(node)], node, scope, pointer))
+            self._targets.append((node, scope))
         return f"#/$defs/{self._names[id(node)]}"
 
 

@@ -7,7 +7,7 @@ in pure Python, so only short ones without large counts are tried.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import Any
@@ -17,7 +17,7 @@ import interegular.patterns
 
 from sglite.errors import GrammarError
 from sglite.runtime.grammar.ecma import has_top_level_bar, plain_characters, translate
-from sglite.runtime.grammar.negate import TYPES, same, type_of
+from sglite.runtime.grammar.negate import ANNOTATIONS, TYPES, same, type_of
 from sglite.runtime.grammar.refs import Json, Scope
 
 MAX_BRANCHES = 32
@@ -25,12 +25,38 @@ MAX_PATTERN = 80
 MAX_DEPTH = 6
 
 
-def all_disjoint(schemas: Sequence[Json], scope: Scope) -> bool:
-    """No value satisfies two of ``schemas``."""
+def all_disjoint(schemas: Sequence[Json], scope: Scope, types: Iterable[str] = TYPES) -> bool:
+    """No value of ``types`` satisfies two of ``schemas``."""
     if len(schemas) > MAX_BRANCHES:
         return False
+    limit = {"type": list(types)}
     parts = [list(_conjuncts(schema, scope, 0)) for schema in schemas]
-    return all(_disjoint(one, other, scope, 0) for one, other in combinations(parts, 2))
+    return all(_disjoint([limit, *one], other, scope, 0) for one, other in combinations(parts, 2))
+
+
+def exclusive_types(schemas: Sequence[Json], scope: Scope, types: str | Iterable[str]) -> set[str] | None:
+    """The types among ``types`` whose values satisfy at most one of ``schemas``, when every value of the others
+    satisfies two or more of them; None where that could not be proved."""
+    asked = json_types(types)
+    twice = {name for name in asked if sum(_all_satisfy(name, schema) for schema in schemas) > 1}
+    return asked - twice if all_disjoint(schemas, scope, asked - twice) else None
+
+
+_SPECIFIC = {
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
+    "string": frozenset({"minLength", "maxLength", "pattern"}),
+    "array": frozenset({"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"}),
+    "object": frozenset({"properties", "additionalProperties", "patternProperties", "required", "propertyNames"}),
+}
+"""Keywords that mean nothing to values of other types."""
+
+
+def _all_satisfy(name: str, schema: Json) -> bool:
+    """Every value of type ``name`` satisfies ``schema``, which says nothing about such values."""
+    if not isinstance(schema, dict):
+        return schema is True
+    others = (words for kind, words in _SPECIFIC.items() if kind != name)
+    return schema.keys() - ANNOTATIONS <= frozenset().union(*others)
 
 
 def all_within(schemas: Sequence[Json], scope: Scope, types: str | list[str]) -> bool:
@@ -74,10 +100,14 @@ def _disjoint(one: list[dict[str, Any]], other: list[dict[str, Any]], scope: Sco
     return all(name in proofs and proofs[name](both, scope, depth) for name in shared)
 
 
+def json_types(types: str | Iterable[str]) -> set[str]:
+    """The types a ``type`` names; integers are numbers."""
+    return {"number" if name == "integer" else name for name in ([types] if isinstance(types, str) else types)}
+
+
 def _types(part: dict[str, Any]) -> set[str]:
     """JSON types the schema allows; integers are numbers."""
-    types = part.get("type", TYPES)
-    found = {"number" if name == "integer" else name for name in ([types] if isinstance(types, str) else types)}
+    found = json_types(part.get("type", TYPES))
     if "enum" in part:
         found &= {type_of(value) for value in part["enum"]}
     if "const" in part:

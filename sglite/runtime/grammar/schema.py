@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import graphlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from sglite.errors import GrammarError
 from sglite.protocol import Constraint
 from sglite.runtime.grammar.base import MaskGrammar
 from sglite.runtime.grammar.judge import SchemaJudge
-from sglite.runtime.grammar.lower import EFFORTS, UNWRITTEN, lower
-from sglite.runtime.grammar.lowering import Lowered
+from sglite.runtime.grammar.lower import EFFORTS, lower
+from sglite.runtime.grammar.lowering import Effort, Lowered
 from sglite.runtime.grammar.refs import Dialect, Json, Scope, dialect_of, refuse, root_scope
 from sglite.runtime.grammar.spots import Atlas
 from sglite.runtime.grammar.validation import Validation
@@ -40,21 +40,26 @@ def plan_schema(source: str, compile: Callable[[Constraint], MaskGrammar]) -> Sc
     schema = json.loads(source)
     dialect = dialect_of(schema, source)
     scope = root_scope(schema, source, dialect)
-    lowered, masks = _masks(schema, scope, dialect, compile)
+    lowered, masks = _masks(schema, scope, dialect, EFFORTS[_has_many_conditions(schema, source) :], compile)
     atlas = Atlas(schema, scope, dialect, lowered.judged)
-    if '"$ref"' in source:
-        _refuse_cycles(atlas)
+    _refuse_cycles(atlas, lowered)
     validation = Validation(schema, dialect)
     judge = SchemaJudge(atlas, validation) if lowered.judged else None
     return SchemaPlan(masks, lowered.mask, judge, validation, lowered.how)
 
 
 def _masks(
-    schema: Json, scope: Scope, dialect: Dialect, compile: Callable[[Constraint], MaskGrammar]
+    schema: Json,
+    scope: Scope,
+    dialect: Dialect,
+    efforts: Sequence[Effort],
+    compile: Callable[[Constraint], MaskGrammar],
 ) -> tuple[Lowered, MaskGrammar]:
     """Ask for as much as the mask engine can do. What it proves unsatisfiable is: the mask allows no less."""
     refusal: GrammarError | None = None
-    for effort in EFFORTS if _conditions(schema) <= MAX_CONDITIONS else UNWRITTEN:
+    for effort in efforts:
+        if refusal is not None and effort.merge and "circular" in str(refusal):
+            continue  # only merging less helps
         lowered = lower(schema, scope, dialect, effort)
         try:
             return lowered, compile(Constraint("json_schema", json.dumps(lowered.mask, ensure_ascii=False)))
@@ -66,6 +71,11 @@ def _masks(
             refusal = error
     assert refusal is not None
     raise refusal
+
+
+def _has_many_conditions(schema: Json, source: str) -> bool:
+    few = '"depende' not in source and sum(map(source.count, ('"if":', '"not":', '"minP'))) <= MAX_CONDITIONS
+    return not few and _conditions(schema) > MAX_CONDITIONS
 
 
 def _conditions(node: Json) -> int:
@@ -90,9 +100,17 @@ def _blame_pattern(lowered: Lowered) -> None:
             refuse(str(error), pointer)
 
 
-def _refuse_cycles(atlas: Atlas) -> None:
-    """A node that leads back to itself without going into a value means nothing, and checking it never ends."""
-    graph = {id(placed[0]): [id(node) for node, _ in atlas.same_value(placed)] for placed in atlas.nodes()}
+def _refuse_cycles(atlas: Atlas, lowered: Lowered) -> None:
+    """A node that leads back to itself without going into a value means nothing, and checking it never ends. Only
+    references lead back."""
+    graph: dict[int, list[int]] = {}
+    todo = [(node, scope.enter(node)) for node, scope in lowered.targets if isinstance(node, dict)]
+    while todo:
+        placed = todo.pop()
+        if id(placed[0]) not in graph:
+            reached = list(atlas.same_value(placed))
+            graph[id(placed[0])] = [id(node) for node, _ in reached]
+            todo += reached
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError:
