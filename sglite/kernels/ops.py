@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from sglite.kernels.cascade import SharedPrefixes
 from sglite.kernels.weights import WeightSource
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class ForwardBatch:
     """int64 [R], the tokens (index into T) whose logits are wanted"""
     indptr_host: tuple[int, ...]
     kv_lengths_host: tuple[int, ...]
+    shared: SharedPrefixes | None = None
+    """Prefixes that rows of one token each have in common; an Ops may read them once for all (or ignore this)"""
 
     @property
     def rows(self) -> int:

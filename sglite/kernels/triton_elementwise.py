@@ -146,14 +146,16 @@ def write_kv_kernel(
     keys: Any,
     values: Any,
     slots: Any,
+    tokens: int,
     k_stride: int,
     v_stride: int,
     width: int,
     BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    slot = tl.load(slots + token)
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    slot = tl.load(slots + token, mask=token < tokens, other=-1)
     inside = (column < width) & (slot >= 0)
     new_key = tl.load(k + token * k_stride + column, mask=inside)
     new_value = tl.load(v + token * v_stride + column, mask=inside)
@@ -236,6 +238,13 @@ def head_tile(half: int) -> tuple[int, int, int]:
     return block, heads, _warps(2 * heads * block)
 
 
+def write_tile(width: int) -> tuple[int, int, int]:
+    """BLOCK, TOKENS and warps of the write of rows of that width."""
+    block = min(1024, _block(width))
+    tokens = _TILE // 2 // block
+    return block, tokens, _warps(2 * block * tokens)
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [T, heads, D] with dense heads, cos and sin fp32 [T, D / 2] -> dense [T, heads, D]."""
     tokens, heads, size = x.shape
@@ -254,10 +263,21 @@ def write_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) 
     tokens, heads, size = k.shape
     assert k.stride()[1:] == v.stride()[1:] == (size, 1)
     width = heads * size
-    block = min(1024, _block(width))
+    block, tile, warps = write_tile(width)
     if tokens:
-        write_kv_kernel[(tokens, triton.cdiv(width, block))](
-            k, v, keys, values, slots, k.stride(0), v.stride(0), width, BLOCK=block, num_warps=_warps(2 * block)
+        write_kv_kernel[(triton.cdiv(tokens, tile), triton.cdiv(width, block))](
+            k,
+            v,
+            keys,
+            values,
+            slots,
+            tokens,
+            k.stride(0),
+            v.stride(0),
+            width,
+            BLOCK=block,
+            TOKENS=tile,
+            num_warps=warps,
         )
 
 

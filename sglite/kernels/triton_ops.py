@@ -17,7 +17,9 @@ from torch import Tensor
 from sglite.kernels import triton_elementwise as elementwise
 from sglite.kernels.decoder import DecoderWeights
 from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear, Table
-from sglite.kernels.reference import DenseLinear, PagedKV, ReferenceOps, allocate_paged_kv
+from sglite.kernels.reference import DenseLinear, PagedKV, ReferenceOps, allocate_paged_kv, attend_rows
+from sglite.kernels.triton_card import HEAD_DIM_LIMIT, card_of
+from sglite.kernels.triton_plan import Planner, attend
 from sglite.kernels.weights import WeightSource, dense
 
 TritonWeights = Literal["dense", "int8", "int4", "fp8"]
@@ -31,6 +33,8 @@ class TritonOps:
     def __init__(self, device: torch.device, dtype: torch.dtype, weights: TritonWeights = "dense") -> None:
         self.device = device
         self.dtype = dtype
+        self.card = card_of(device)
+        self._planner = Planner(self.card, dtype)
         self._reference = ReferenceOps(device, dtype)
 
     def pack(self, weight: WeightSource, bias: Tensor | None = None) -> Linear:
@@ -46,18 +50,25 @@ class TritonOps:
         return allocate_paged_kv(shape)
 
     def plan(self, batch: ForwardBatch, spec: AttentionSpec) -> Any:
-        return self._reference.plan(batch, spec)
+        return self._planner.plan(batch, spec) if self.captures(spec) else None
 
     def write_kv(self, kv: KVPool, layer: int, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         assert isinstance(kv, PagedKV)
         elementwise.write_kv(k, v, *kv.layer(layer), batch.write_slots)
 
     def attend(self, q: Tensor, kv: KVPool, layer: int, batch: ForwardBatch, spec: AttentionSpec, plan: Any) -> Tensor:
-        return self._reference.attend(q, kv, layer, batch, spec, plan)
+        assert isinstance(kv, PagedKV)
+        if plan is None:
+            return attend_rows(q, kv, layer, batch, spec)
+        return attend(q, *kv.layer(layer), batch, spec, plan)
 
     def captures(self, spec: AttentionSpec) -> bool:
         """Whether a step of one token a row with this attention can be captured in a CUDA graph."""
-        return False
+        return spec.head_dim <= HEAD_DIM_LIMIT
+
+    def prefix_tokens(self, spec: AttentionSpec) -> int:
+        """``tile_tokens`` for ``pack_shared`` and ``shared_views``, whose result goes into ``ForwardBatch.shared``."""
+        return self._planner.prefix_tokens(spec)
 
     def table(self, weight: WeightSource, head: Linear | None) -> Tensor:
         return head.weight if isinstance(head, DenseLinear) else dense(weight, self.dtype).to(self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -44,6 +45,10 @@ if available() is None:
         IMPLEMENTATIONS[name] = _native("dense", 0.0, amx=amx)
         IMPLEMENTATIONS[f"{name} int8"] = _native("int8", 0.02, amx=amx)
         IMPLEMENTATIONS[f"{name} int4"] = _native("int4", 0.1, amx=amx)
+
+if os.environ.get("TRITON_INTERPRET") == "1":  # test_triton_interpreter.py starts such a process
+    HALVES = (torch.float32, torch.float16)  # the interpreter's products of bfloat16 are wrong
+    IMPLEMENTATIONS["triton"] = Implementation(lambda dtype: get_ops("triton", CPU, dtype, "dense"), dtypes=HALVES)
 
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Error allowed by the activation dtype alone."""

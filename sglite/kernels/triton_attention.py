@@ -1,0 +1,327 @@
+"""Attention over paged keys and values: one kernel for prompts, decoding and shared prefixes.
+
+A *unit* is a few query tokens and the keys they see together: a tile of a prompt's tokens, one decoding row, or the
+tokens of many rows over the prefix that they share. The G query heads of a key head are further queries of the same
+tile (row m of a tile is token m // ratio, head m % ratio), so keys and values are read once for all of them and a
+decoding row fills a matrix instruction. ``split_kernel`` cuts units into *pieces* of keys so that every program has a
+similar share, ``attend_kernel`` computes a piece with online softmax (Milakov and Gimelshein, arXiv:1805.02867; tiled
+as in FlashAttention-2, arXiv:2307.08691), ``merge_kernel`` joins a unit's pieces by their log-sum-exp, always in the
+same order.
+Logarithms are to base 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+PIECE = 256
+"""Fewest keys worth a program of their own: below, the merge costs more than the keys."""
+ALIGN = 64
+"""Pieces begin at multiples of this many keys from their unit's first."""
+SCAN, FILL = 1024, 64
+"""Units and pieces that ``split_kernel`` looks at together."""
+MERGED = 16
+"""Pieces that ``merge_kernel`` joins at a time."""
+
+
+@triton.jit
+def split_kernel(
+    start: Any,
+    stop: Any,
+    low: Any,
+    high: Any,
+    first: Any,
+    count: Any,
+    piece_unit: Any,
+    piece_low: Any,
+    piece_high: Any,
+    units: int,
+    budget: int,
+    pieces: int,
+    WINDOW: tl.constexpr,
+    LOW: tl.constexpr,
+    LEAST: tl.constexpr,
+    UNIT: tl.constexpr,
+    SCAN: tl.constexpr,
+    FILL: tl.constexpr,
+):
+    """Cut all units' keys into at most ``budget + units`` pieces; program u writes those of unit u.
+
+    ``first`` and ``count`` [U] say where a unit's pieces lie. Pieces that nobody needs get unit -1.
+    """
+    unit = tl.program_id(0)
+    total = 0
+    for base in range(0, units, SCAN):
+        index = base + tl.arange(0, SCAN)
+        _, keys = _span(start, stop, low, high, index, index < units, WINDOW, LOW)
+        total += tl.sum(keys)
+    size = tl.maximum(LEAST, tl.cdiv(tl.cdiv(total, budget), UNIT) * UNIT)
+    before, everyone = 0, 0
+    for base in range(0, units, SCAN):
+        index = base + tl.arange(0, SCAN)
+        _, keys = _span(start, stop, low, high, index, index < units, WINDOW, LOW)
+        needed = tl.where(index < units, tl.maximum(tl.cdiv(keys, size), 1), 0)
+        everyone += tl.sum(needed)
+        before += tl.sum(tl.where(index < unit, needed, 0))
+
+    begin, keys = _span(start, stop, low, high, unit, unit < units, WINDOW, LOW)
+    mine = tl.maximum(tl.cdiv(keys, size), 1)
+    share = tl.cdiv(tl.cdiv(keys, mine), UNIT) * UNIT
+    tl.store(first + unit, before)
+    tl.store(count + unit, mine)
+    for base in range(0, mine, FILL):
+        index = base + tl.arange(0, FILL)
+        inside = index < mine
+        tl.store(piece_unit + before + index, tl.zeros_like(index) + unit, mask=inside)
+        tl.store(piece_low + before + index, begin + tl.minimum(index * share, keys), mask=inside)
+        tl.store(piece_high + before + index, begin + tl.minimum((index + 1) * share, keys), mask=inside)
+    if unit == units - 1:
+        for base in range(everyone, pieces, FILL):
+            index = base + tl.arange(0, FILL)
+            tl.store(piece_unit + index, tl.zeros_like(index) - 1, mask=index < pieces)
+
+
+@triton.jit
+def _span(start: Any, stop: Any, low: Any, high: Any, index: Any, inside: Any, WINDOW: Any, LOW: Any):
+    """First key that a unit's tokens see and how many follow, itself included."""
+    end = tl.load(high + index, mask=inside, other=0)
+    begin = tl.zeros_like(end)
+    if LOW:
+        begin = tl.load(low + index, mask=inside, other=0)
+    if WINDOW > 0:
+        tokens = tl.load(stop + index, mask=inside, other=0) - tl.load(start + index, mask=inside, other=0)
+        begin = tl.maximum(begin, end - tokens - WINDOW + 1)
+    return begin, tl.maximum(end - begin, 0)
+
+
+@triton.jit
+def attend_kernel(
+    q: Any,
+    keys: Any,
+    values: Any,
+    table: Any,
+    positions: Any,
+    order: Any,
+    start: Any,
+    stop: Any,
+    row: Any,
+    count: Any,
+    piece_unit: Any,
+    piece_low: Any,
+    piece_high: Any,
+    out: Any,
+    partial: Any,
+    lse: Any,
+    q_stride: int,
+    table_stride: int,
+    scale: float,
+    softcap: float,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ORDERED: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One piece and one key head. A unit's only piece is its result, unless PARTIAL says that more is to come.
+
+    q [T, H, D] with dense heads; keys, values [slots, G, D]; out [T, H, D]; partial fp32 [pieces, G, BLOCK_M, D] and
+    lse fp32 [pieces, G, BLOCK_M]. ``order`` lists the tokens that ``start`` and ``stop`` count, where ORDERED.
+    """
+    piece = tl.program_id(0) // G
+    kv_head = tl.program_id(0) % G
+    unit = tl.load(piece_unit + piece)
+    if unit >= 0:
+        low, high = tl.load(piece_low + piece), tl.load(piece_high + piece)
+        RATIO: tl.constexpr = H // G
+        m = tl.arange(0, BLOCK_M)
+        d = tl.arange(0, BLOCK_D)
+        index = tl.load(start + unit) + m // RATIO
+        valid = index < tl.load(stop + unit)
+        token = tl.where(valid, index, 0)
+        if ORDERED:
+            token = tl.load(order + token, mask=valid, other=0)
+        position = tl.load(positions + token, mask=valid, other=0).to(tl.int32)
+        query = token.to(tl.int64) * q_stride + (kv_head * RATIO + m % RATIO) * D
+        inside = valid[:, None] & (d < D)[None, :]
+        tile = tl.load(q + query[:, None] + d[None, :], mask=inside, other=0.0)
+
+        earliest = tl.min(tl.where(valid, position, 0x7FFFFFFF))
+        latest = tl.max(position)
+        position = tl.where(valid, position, latest)
+        # keys [plain, bare) are seen by every query of the tile and need no mask
+        blocks = tl.maximum(tl.minimum(high, earliest + 1) - low, 0) // BLOCK_N
+        plain, bare = low, low + blocks * BLOCK_N
+        if WINDOW > 0:
+            plain = low + tl.cdiv(tl.maximum(latest - WINDOW + 1 - low, 0), BLOCK_N) * BLOCK_N
+            bare = tl.maximum(bare, plain)
+        k = keys + kv_head * D
+        v = values + kv_head * D
+        pages = table + tl.load(row + unit).to(tl.int64) * table_stride
+        highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        mass = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        if WINDOW > 0:
+            acc, highest, mass = _blocks(
+                acc, highest, mass, tile, position, k, v, pages, low, tl.minimum(plain, high), high, scale, softcap,
+                G * D, D, PAGE, WINDOW, SOFTCAP, True, BLOCK_N, BLOCK_D,
+            )  # fmt: skip
+        acc, highest, mass = _blocks(
+            acc, highest, mass, tile, position, k, v, pages, plain, bare, high, scale, softcap,
+            G * D, D, PAGE, WINDOW, SOFTCAP, False, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+        acc, highest, mass = _blocks(
+            acc, highest, mass, tile, position, k, v, pages, bare, high, high, scale, softcap,
+            G * D, D, PAGE, WINDOW, SOFTCAP, True, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+        acc = acc / tl.where(mass > 0, mass, 1.0)[:, None]
+        if PARTIAL or tl.load(count + unit) > 1:
+            place = tl.program_id(0).to(tl.int64) * BLOCK_M + m
+            tl.store(partial + place[:, None] * D + d[None, :], acc, mask=inside)
+            tl.store(lse + place, highest + tl.log2(tl.where(mass > 0, mass, 1.0)), mask=valid)
+        else:
+            result = token.to(tl.int64) * (H * D) + (kv_head * RATIO + m % RATIO) * D
+            tl.store(out + result[:, None] + d[None, :], acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _blocks(
+    acc: Any, highest: Any, mass: Any, tile: Any, position: Any, k: Any, v: Any, pages: Any, begin: Any, end: Any,
+    high: Any, scale: Any, softcap: Any, STRIDE: Any, D: Any, PAGE: Any, WINDOW: Any, SOFTCAP: Any, MASKED: Any,
+    BLOCK_N: Any, BLOCK_D: Any,
+):  # fmt: skip
+    """Online softmax over the keys [begin, end) in steps of BLOCK_N; only a MASKED step may reach beyond ``high``."""
+    d = tl.arange(0, BLOCK_D)
+    for base in range(begin, end, BLOCK_N):
+        key = base + tl.arange(0, BLOCK_N)
+        if MASKED:
+            page = tl.load(pages + key // PAGE, mask=key < high, other=0)
+        else:
+            page = tl.load(pages + key // PAGE)
+        slot = (page.to(tl.int64) * PAGE + key % PAGE) * STRIDE
+        if MASKED:
+            seen = key < high
+            keys = tl.load(k + slot[None, :] + d[:, None], mask=seen[None, :] & (d < D)[:, None], other=0.0)
+            values = tl.load(v + slot[:, None] + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
+        elif BLOCK_D != D:
+            keys = tl.load(k + slot[None, :] + d[:, None], mask=(d < D)[:, None], other=0.0)
+            values = tl.load(v + slot[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
+        else:
+            keys = tl.load(k + slot[None, :] + d[:, None])
+            values = tl.load(v + slot[:, None] + d[None, :])
+        score = tl.dot(tile, keys.to(tile.dtype), input_precision="ieee") * scale
+        if SOFTCAP:
+            score = (2 * tl.sigmoid(score * (2 / softcap)) - 1) * (softcap * 1.4426950408889634)
+        if MASKED:
+            distance = position[:, None] - key[None, :]
+            shown = (distance >= 0) & (key < high)[None, :]
+            if WINDOW > 0:
+                shown = shown & (distance < WINDOW)
+            score = tl.where(shown, score, float("-inf"))
+        top = tl.maximum(highest, tl.max(score, axis=1))
+        if MASKED:  # a query may see nothing yet
+            base_line = tl.where(top == float("-inf"), 0.0, top)
+        else:
+            base_line = top
+        weight = tl.exp2(score - base_line[:, None])
+        keep = tl.exp2(highest - base_line)
+        mass = mass * keep + tl.sum(weight, axis=1)
+        acc = tl.dot(weight.to(tile.dtype), values.to(tile.dtype), acc * keep[:, None], input_precision="ieee")
+        highest = top
+    return acc, highest, mass
+
+
+@triton.jit
+def merge_kernel(
+    out: Any,
+    start: Any,
+    stop: Any,
+    first: Any,
+    count: Any,
+    partial: Any,
+    lse: Any,
+    prefix_unit: Any,
+    prefix_place: Any,
+    prefix_first: Any,
+    prefix_count: Any,
+    prefix_partial: Any,
+    prefix_lse: Any,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    PREFIXED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PREFIX_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """Join the pieces of one query: program (unit, token of the unit, head). A unit of one piece is done already.
+
+    Where PREFIXED, ``prefix_unit`` [T] is the token's unit over a shared prefix (-1: none), whose pieces come first.
+    """
+    unit, head = tl.program_id(0), tl.program_id(2)
+    index = tl.load(start + unit) + tl.program_id(1)
+    pieces = tl.load(count + unit)
+    if (index < tl.load(stop + unit)) and (PREFIXED or pieces > 1):
+        RATIO: tl.constexpr = H // G
+        d = tl.arange(0, BLOCK_D)
+        highest, mass, acc = float("-inf"), 0.0, tl.zeros([BLOCK_D], tl.float32)
+        if PREFIXED:
+            shared = tl.load(prefix_unit + index)
+            known = shared >= 0
+            begin = tl.load(prefix_first + shared, mask=known, other=0)
+            number = tl.load(prefix_count + shared, mask=known, other=0)
+            m = tl.load(prefix_place + index, mask=known, other=0) * RATIO + head % RATIO
+            highest, mass, acc = _join(
+                highest,
+                mass,
+                acc,
+                prefix_partial,
+                prefix_lse,
+                begin,
+                number,
+                head // RATIO,
+                m,
+                G,
+                D,
+                PREFIX_M,
+                d,
+                PIECES,
+            )
+        m = tl.program_id(1) * RATIO + head % RATIO
+        begin = tl.load(first + unit)
+        highest, mass, acc = _join(
+            highest, mass, acc, partial, lse, begin, pieces, head // RATIO, m, G, D, BLOCK_M, d, PIECES
+        )
+        acc = acc / tl.where(mass > 0, mass, 1.0)
+        result = out + (index.to(tl.int64) * H + head) * D + d
+        tl.store(result, acc.to(out.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def _join(
+    highest: Any, mass: Any, acc: Any, partial: Any, lse: Any, begin: Any, number: Any, kv_head: Any, m: Any, G: Any,
+    D: Any, BLOCK_M: Any, d: Any, PIECES: Any,
+):  # fmt: skip
+    for base in range(0, number, PIECES):
+        piece = base + tl.arange(0, PIECES)
+        inside = piece < number
+        place = ((begin + piece).to(tl.int64) * G + kv_head) * BLOCK_M + m
+        height = tl.load(lse + place, mask=inside, other=float("-inf"))
+        part = tl.load(partial + place[:, None] * D + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
+        top = tl.maximum(highest, tl.max(height, axis=0))
+        base_line = tl.where(top == float("-inf"), 0.0, top)
+        weight = tl.exp2(height - base_line)
+        keep = tl.exp2(highest - base_line)
+        mass = mass * keep + tl.sum(weight, axis=0)
+        acc = acc * keep + tl.sum(part * weight[:, None], axis=0)
+        highest = top
+    return highest, mass, acc
