@@ -159,6 +159,10 @@ class Branch:
         for child in self._living():
             child.finish()
 
+    def has_children(self) -> bool:
+        """Whether anybody still holds a branch that was forked here."""
+        return any(child() is not None for child in self._children)
+
     def cancel(self, reason: str = "the program was cancelled") -> None:
         """Aborts what is running, fails what is queued, here and in all children. Callable from any thread."""
         with suppress(ProgramError):  # the loop is gone, and with it everything that ran

@@ -258,8 +258,9 @@ class ProgramState:
 
     def __del__(self) -> None:
         branch = self.__dict__.get("_branch")
-        if branch is not None and not branch.joined and not branch.is_idle():
-            branch.cancel("its state was dropped before it was done")
+        if branch is None or branch.joined or branch.is_idle() or branch.has_children():  # those go on from here
+            return
+        branch.cancel("its state was dropped before it was done")
 
     def __repr__(self) -> str:
         branch = self._branch
