@@ -74,7 +74,7 @@ def _engine(options: Mapping[str, Any]) -> Engine:
 async def _serve(sock: socket.socket, build: Build) -> None:
     """Until the parent closes the socket. A worker that cannot be built says why and ends."""
     worker = _Worker(build)
-    await asyncio.get_running_loop().create_connection(lambda: worker.link, sock=sock)
+    await asyncio.get_running_loop().create_unix_connection(lambda: worker.link, sock=sock)
     await worker.ended.wait()
     await worker.close()
     os._exit(0)  # a thread that still loads a model must not hold us up

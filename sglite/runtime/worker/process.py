@@ -59,7 +59,7 @@ class WorkerProcess:
             arguments = [*command, str(theirs.fileno()), str(os.getpid())]
             process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         worker = cls(process, config)
-        await asyncio.get_running_loop().create_connection(lambda: worker._link, sock=ours)
+        await asyncio.get_running_loop().create_unix_connection(lambda: worker._link, sock=ours)
         worker._link.send(Start(options))
         return worker
 

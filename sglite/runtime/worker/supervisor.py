@@ -110,6 +110,11 @@ class Supervisor:
     async def check_constraint(self, constraint: Constraint) -> None:
         await self._ask("check_constraint", constraint)
 
+    async def pin(self, prompt: Prompt, ttl: float, *, namespace: str = "") -> int:
+        """See ``Engine.pin``. A worker that dies takes its pins along."""
+        kept: int = await self._ask("pin", prompt, ttl, namespace)
+        return kept
+
     async def abort(self, request_id: str) -> None:
         await self._ask("abort", request_id)
 

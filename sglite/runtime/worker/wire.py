@@ -120,6 +120,7 @@ VERBS: Mapping[str, Verb] = {
     "check_constraint": Verb((Constraint,), type(None)),
     "tokenize": Verb((Prompt,), tuple[int, ...]),
     "detokenize": Verb((tuple[int, ...],), str),
+    "pin": Verb((Prompt, float, str), int, ("namespace",)),
     "end_program": Verb((str, str, str), type(None), ("namespace",)),
 }
 """What a worker can be asked besides generating."""
