@@ -52,14 +52,17 @@ def build_trie(prompt_ids: Sequence[int], candidate_ids: Sequence[Path]) -> Trie
 
 @dataclass(slots=True, eq=False)
 class CandidateGroup:
-    """The tracks of one request share it: logprobs by path, and how many branches are still out."""
+    """The tracks of one request share it: logprobs by path, and how many branches are still out.
+
+    ``cached`` is what the branch that went first found of the root; what the others found, it computed.
+    """
 
     trie: Trie
     texts: tuple[str, ...]
     token_text: Callable[[int], str]
     logprobs: dict[tuple[Path, int], Choice] = field(default_factory=dict)
     open_branches: int = 0
-    cached: int = 0
+    cached: int | None = None
 
     def scores(self) -> tuple[CandidateScore, ...]:
         return tuple(
@@ -107,16 +110,16 @@ class CandidateTrack:
     def end_without_token(self) -> None:
         self._done = True
         self._group.open_branches -= 1
+        found = min(self.sequence.cached, self._root_length)
+        self._group.cached = found if self._group.cached is None else min(self._group.cached, found)
 
     def publish(self, now: float) -> list[Chunk]:
-        if self.sequence.index == 0:
-            self._group.cached = min(self.sequence.cached, self._root_length)
         if not self._done or self._group.open_branches:
             return []
         queue, prefill, decode = self.clock.times(now)
         usage = Usage(
             prompt_tokens=len(self.job.prompt_ids),
-            cached_tokens=self._group.cached,
+            cached_tokens=self._group.cached or 0,
             queue_time=queue,
             prefill_time=prefill,
             decode_time=decode,
