@@ -1,8 +1,9 @@
 """``select``: score every choice after the prompt with what the backend offers, then let a method decide.
 
 A choice is scored with and without a leading space, whichever way it is written, and all choices are compared in the
-spelling that the model finds likelier here; so a space in front changes nothing. One request does it where the backend
-scores candidates in one pass; else one scoring request per spelling; else a ``choices`` constraint decides greedily.
+spelling that the model finds likelier here (behind a space: without one); so a space in front changes nothing. One
+request does it where the backend scores candidates in one pass; else one scoring request per spelling; else a
+``choices`` constraint decides greedily.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sglite.protocol import (
     Prompt,
     SamplingParams,
     Text,
+    prompt_text,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ async def decide(node: Select, prompt: Prompt, info: ModelInfo, send: Sender) ->
     can = info.capabilities
     if not can.candidates and not can.prompt_logprobs:
         return await _generate(node, prompt, info, send)
-    spellings = _spellings(node.choices)
+    spellings = _spellings(node.choices, prompt)
     texts = tuple(dict.fromkeys((*node.choices, *(text for spelling in spellings for text in spelling))))
     known = dict(zip(texts, await _score(prompt, texts, info, send), strict=True))
     scored = _likelier_spelling(spellings, known)
@@ -72,11 +74,16 @@ async def decide(node: Select, prompt: Prompt, info: ModelInfo, send: Sender) ->
     return Decision(choice, meta)
 
 
-def _spellings(choices: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """All choices without a leading space, and all with one; as written when that would make two of them equal."""
+def _spellings(choices: tuple[str, ...], prompt: Prompt) -> list[tuple[str, ...]]:
+    """All choices without a leading space, and all with one; as written when that would make two of them equal.
+
+    Behind a space nobody writes another one: there the first spelling is the only one, and costs half as much.
+    """
     bare = tuple(choice.lstrip(" ") for choice in choices)
     if len(set(bare)) < len(bare) or not all(bare):
         return [choices]
+    if prompt_text(prompt[-1:]).endswith(" "):
+        return [bare]
     return [bare, tuple(" " + text for text in bare)]
 
 
