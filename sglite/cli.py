@@ -12,11 +12,14 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglite import __version__
+from sglite.bench import command as bench_command
+from sglite.bench import report as bench_report
 from sglite.errors import ConfigError, SgliteError
 from sglite.options import add_file, add_options, given_options, read_options
 from sglite.runtime.config import EngineConfig
@@ -40,6 +43,7 @@ EXAMPLES = """examples:
   sglite serve --model smollm2-135m --port 30000   OpenAI's and SGLang's APIs on http://127.0.0.1:30000
   sglite run program.py --my-option 3              a program with a model loaded behind it
   sglite run --backend http://127.0.0.1:30000 program.py
+  sglite bench serve --url http://127.0.0.1:30000  load on it, and what came of it
 """
 SERVE_EXAMPLES = """examples:
   sglite serve --model smollm2-135m --port 30000
@@ -126,6 +130,16 @@ def parser() -> argparse.ArgumentParser:
     inner = grammar.add_subparsers(title="commands", required=True, metavar="COMMAND")
     check = _command(inner, "check", check_command, "dry run of a constraint, against texts", CHECK_EXAMPLES)
     grammar_check.add_arguments(check)
+    bench = commands.add_parser("bench", help="put load on a server or an engine, and measure")
+    inner = bench.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    load = _command(inner, "serve", bench_command.bench_serve, "load on a server", bench_command.SERVE_EXAMPLES)
+    bench_command.add_target(load)
+    bench_command.add_load(load, requests=128, concurrency=16)
+    load = _command(inner, "engine", bench_engine_command, "load on an engine here", bench_command.ENGINE_EXAMPLES)
+    bench_command.add_load(load, requests=32, concurrency=32)
+    add_options(load, EngineConfig, "engine")
+    report = _command(commands, "report", report_command, "say what measured figures mean", bench_report.EXAMPLES)
+    bench_report.add_options(report)
     models = _command(commands, "models", models_command, "list the known models", "")
     models.add_argument("--json", action="store_true", help="print JSON")
     return top
@@ -230,7 +244,8 @@ def _data_folder(config: ServerConfig) -> str:
 
 
 def _announce(url: str) -> None:
-    print(f"sglite: serving at {url}", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # a full disk or a closed stream behind stderr is no reason not to serve
+        print(f"sglite: serving at {url}", file=sys.stderr, flush=True)
 
 
 def _end_with_stdin() -> None:
@@ -312,6 +327,14 @@ def batch_command(options: argparse.Namespace) -> int:
 
 def check_command(options: argparse.Namespace) -> int:
     return grammar_check.main(options)
+
+
+def bench_engine_command(options: argparse.Namespace) -> int:
+    return bench_command.bench_engine(options, _engine(options))
+
+
+def report_command(options: argparse.Namespace) -> int:
+    return bench_report.main(options)
 
 
 def models_command(options: argparse.Namespace) -> int:
