@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from bench import children, until
+from bench import children, listeners, until
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig
 
@@ -24,6 +25,7 @@ from sglite.runtime.hub import ModelSource
 
 SERVE = [sys.executable, "-m", "sglite", "serve", "--port", "0", "--threads", "1", "--kv-tokens", "4096"]
 GREEDY = {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
+JSON = {"content-type": "application/json"}
 LONG: dict[str, Any] = {
     "text": "Once upon a time",
     "sampling_params": {"max_new_tokens": 2000, "temperature": 0, "ignore_eos": True},
@@ -115,6 +117,8 @@ def gone(pid: int) -> bool:
 def test_a_dead_worker_and_then_a_dead_parent() -> None:
     with serving() as server:
         canary = server.post().json()["text"]
+        assert listeners(server.process.pid) == [("127.0.0.1", int(server.url.rpartition(":")[2]))]
+        assert server.worker is not None and listeners(server.worker) == []
         stream, dead = Reader(server), server.worker
         assert dead is not None
         os.kill(dead, signal.SIGKILL)
@@ -166,6 +170,33 @@ def test_a_second_signal_is_quick() -> None:
         assert server.wait() == 0
         assert time.monotonic() - began < 3
         stream.join(30)
+
+
+@pytest.mark.usefixtures("smollm2")
+def test_row_36_nowhere_to_write_is_no_reason_not_to_serve() -> None:
+    """Standard output closed, standard error on a full disk."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = ["sh", "-c", f'exec "$@" --port {port} >&- 2>/dev/full', "sh", *SERVE]
+    process = subprocess.Popen(command)
+    url = f"http://127.0.0.1:{port}"
+
+    def ready() -> bool:
+        try:
+            return httpx.get(url + "/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        until(ready, "ready", 60)
+        assert httpx.post(url + "/generate", json=GREEDY, timeout=60).status_code == 200
+        assert httpx.post(url + "/generate", content=b"{", headers=JSON).status_code == 400
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize(

@@ -229,15 +229,15 @@ async def _events(call: _Call) -> AsyncGenerator[bytes]:
     tail = {"usage": None} if call.body.include_usage else {}
     head = call.head("chat.completion.chunk")
     begun: set[int] = set()
-    usages: list[Usage | None] = []
+    usages: dict[int, Usage | None] = {}  # by choice: it may be told before the end, then up to there
     async with aclosing(call.pieces()) as pieces:
         async for piece in pieces:
-            usages.append(piece.usage)
+            usages[piece.index] = piece.usage or usages.get(piece.index)
             for choice in _deltas(call, piece, first=piece.index not in begun):
                 yield event({**head, "choices": [choice], **tail})
             begun.add(piece.index)
     if call.body.include_usage:
-        yield event({**head, "choices": [], "usage": openai_usage([total_usage(usages)])})
+        yield event({**head, "choices": [], "usage": openai_usage([total_usage(usages.values())])})
     yield DONE
 
 
