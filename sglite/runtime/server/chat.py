@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -17,17 +18,18 @@ from sglite.protocol import GenerateRequest, LogprobParams, ModelInfo, Prompt, T
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
-from sglite.runtime.server.messages import Messages
+from sglite.runtime.server.messages import AssistantMessage, Messages
 from sglite.runtime.server.metrics import Metrics
 from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, make_request
 from sglite.runtime.server.prompts import TemplateArguments, render, template_of
-from sglite.runtime.server.results import total_usage
+from sglite.runtime.server.results import Sample, total_usage
 from sglite.runtime.server.shapes import chat_logprobs, openai_usage
 from sglite.runtime.server.streams import DONE, STREAMED, Answer, EventStream, event
 from sglite.runtime.server.toolformats import reasoning_for, tool_format
 from sglite.runtime.server.tools import ToolChoice, Tools, toolbox
 from sglite.runtime.server.turns import CallPiece, Piece, plain_turn, tool_turns
 
+log = logging.getLogger("sglite.server")
 router = APIRouter(route_class=StrictRoute, tags=["openai"])
 
 TIER_PRIORITY = {"auto": 0, "default": 0, "flex": -10, "priority": 10}
@@ -103,7 +105,8 @@ class _Call:
             variables=body.chat_template_kwargs,
         )
         self._reasoning = reasoning_for(context.config.reasoning_format, template, prompt_text(prompt))
-        self._request = self._make_request(context, prompt)
+        self._answers = context.service.answers
+        self._request = self._make_request(context, self._recalled(context, prompt))
 
     def _check_tools(self) -> None:
         if self._box is None:
@@ -115,6 +118,23 @@ class _Call:
             raise UnsupportedError("response_format cannot be combined with tools", param="response_format")
         if self.body.logprobs:
             raise UnsupportedError("logprobs cannot be combined with tools", param="logprobs")
+
+    def _recalled(self, context: Context, prompt: Prompt) -> Prompt:
+        """The prompt with the answers we gave before as the tokens they were made of."""
+        said = {m.content for m in self.body.messages if isinstance(m, AssistantMessage) and m.content}
+        if not said:
+            return prompt
+        recalled = self._answers.recall(context.namespace(self.body.cache_salt), prompt, said)
+        self._metrics.recalled.inc(recalled.exact)
+        self._metrics.rewritten.inc(recalled.rewritten)
+        if recalled.rewritten:
+            log.info("%s: %d earlier answers follow another text than they were given to", self.id, recalled.rewritten)
+        return recalled.prompt
+
+    def _remember(self, sample: Sample) -> None:
+        self._answers.remember(
+            self._request.namespace, self._request.prompt, sample.text, tuple(sample.ids), sample.uncovered
+        )
 
     def _make_request(self, context: Context, prompt: Prompt) -> GenerateRequest:
         body = self.body
@@ -130,7 +150,7 @@ class _Call:
 
     def pieces(self) -> AsyncGenerator[Piece]:
         if self._box is None:
-            return plain_turn(self._backend, self._request, self._reasoning)
+            return plain_turn(self._backend, self._request, self._reasoning, self._remember)
         special = self._model.special_tokens
         turns = tool_turns(self._backend, self._request, self._box, self._format, self._reasoning, special)
         return _counting_calls(turns, self._metrics)

@@ -14,8 +14,12 @@ from fastapi import Depends, Request
 
 from sglite.errors import InvalidRequestError, NotFoundError
 from sglite.protocol import Backend, ModelInfo
+from sglite.runtime.server.answers import AnswerMemo
 from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.server.logs import traced_headers
 from sglite.runtime.server.metrics import MeteredBackend, Metrics
+from sglite.runtime.server.spans import Spans
+from sglite.runtime.server.traces import CallRecord, Traces
 
 if TYPE_CHECKING:
     from sglite.runtime.server.batches import BatchRunner
@@ -32,14 +36,17 @@ class Caller:
 class Service:
     """One per app: the backend, the options, and the requests in flight."""
 
-    def __init__(self, backend: Backend, config: ServerConfig) -> None:
+    def __init__(self, backend: Backend, config: ServerConfig, spans: Spans | None = None) -> None:
         self.metrics = Metrics()
+        self.traces = Traces()
+        self.spans = spans
         self.engine = backend
         """The backend as it was given, for what only some backends can."""
-        self.backend: Backend = MeteredBackend(backend, self.metrics)
+        self.backend: Backend = MeteredBackend(backend, self.metrics, [self._ended])
         self.config = config
         self.started = time.time()
         self.draining = False
+        self.answers = AnswerMemo()
         self.batches: BatchRunner | None = None
         """The BatchRunner, where there are files and batches."""
         self.in_flight: dict[tuple[str, str], Flight] = {}
@@ -49,6 +56,11 @@ class Service:
         if self._model is None:
             self._model = await self.backend.info()
         return self._model
+
+    def _ended(self, record: CallRecord) -> None:
+        self.traces.add(record)
+        if self.spans is not None:
+            self.spans.add(record, traced_headers.get())
 
 
 @dataclass(eq=False, slots=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -17,6 +18,7 @@ from sglite.protocol import Backend, Chunk, GenerateRequest, ModelInfo, Usage
 from sglite.runtime.server.enginestats import EngineStats
 from sglite.runtime.server.histogram import LoopHistogram
 from sglite.runtime.server.streams import closing
+from sglite.runtime.server.traces import CallRecord, kind_of
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LAGS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1)
@@ -44,6 +46,12 @@ class Metrics:
         self.rollbacks = self._counter("rollbacks", "Tokens taken back because of a grammar")
         self.retractions = self._counter("retractions", "Sequences that gave up their place for others")
         self.tool_calls = self._counter("tool_calls", "Calls of tools")
+        self.recalled = self._counter(
+            "recalled_answers", "Earlier answers that stood in a prompt with their own tokens"
+        )
+        self.rewritten = self._counter(
+            "rewritten_histories", "Earlier answers that stood after another text than before"
+        )
         self.http = self._counter("http_responses", "Answers by route and status", "route", "status")
         self.programs = self._counter("programs", "Programs seen")
         self.branches = self._counter("program_branches", "Branches of programs seen")
@@ -90,16 +98,21 @@ class Metrics:
         return Counter(f"sglite_{name}", text, labels, registry=self.registry)
 
 
-class MeteredBackend:
-    """A backend around another that measures every request."""
+Listener = Callable[[CallRecord], None]
 
-    def __init__(self, inner: Backend, metrics: Metrics) -> None:
+
+class MeteredBackend:
+    """A backend around another that measures every request, and tells ``listeners`` of its end."""
+
+    def __init__(self, inner: Backend, metrics: Metrics, listeners: Sequence[Listener] = ()) -> None:
         self.inner = inner
         self._metrics = metrics
+        self._listeners = listeners
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         metrics, watch = self._metrics, _Watch(request, self._metrics)
         metrics.see(request)
+        outcome = "ok"
         with metrics.in_flight.track_inprogress():
             try:
                 async with closing(self.inner.generate(request)) as chunks:
@@ -107,9 +120,12 @@ class MeteredBackend:
                         watch.chunk(chunk)
                         yield chunk
             except BaseException as error:
-                watch.ended(_outcome(error))
+                outcome = _outcome(error)
                 raise
-        watch.ended("ok")
+            finally:
+                record = watch.ended(outcome)
+                for listener in self._listeners:
+                    listener(record)
 
     async def info(self) -> ModelInfo:
         return await self.inner.info()
@@ -126,11 +142,12 @@ class _Watch:
 
     def __init__(self, request: GenerateRequest, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._constrained = request.constraint is not None
+        self._request = request
+        self._began = time.time()
         self._started = time.perf_counter()
         self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
-        self._counted = False
+        self._usages: list[Usage] = []
         self._cut = False
 
     def chunk(self, chunk: Chunk) -> None:
@@ -139,28 +156,56 @@ class _Watch:
             self._token(chunk.index, now)
         if chunk.finish is not None:
             self._cut |= chunk.finish.reason == "length"
-        if chunk.finish is not None and chunk.usage is not None:
-            self._metrics.count(chunk.usage, first=not self._counted)
-            self._counted = True
-            self._per_token(chunk.index, now, chunk.usage.completion_tokens)
+            if chunk.usage is not None:
+                self._metrics.count(chunk.usage, first=not self._usages)
+                self._usages.append(chunk.usage)
+                self._per_token(chunk.index, now, chunk.usage.completion_tokens)
 
     def _token(self, index: int, now: float) -> None:
         if not self._first:
             self._metrics.ttft.observe(now - self._started)
         if index in self._last:
             self._metrics.itl.observe(now - self._last[index])
-        self._first.setdefault(index, now)
+        else:
+            self._first[index] = now
         self._last[index] = now
 
     def _per_token(self, index: int, now: float, tokens: int) -> None:
         if index in self._first and tokens > 1:
             self._metrics.tpot.observe((now - self._first[index]) / (tokens - 1))
 
-    def ended(self, outcome: str) -> None:
-        self._metrics.duration.observe(time.perf_counter() - self._started)
+    def ended(self, outcome: str) -> CallRecord:
+        wall = time.perf_counter() - self._started
+        self._metrics.duration.observe(wall)
         self._metrics.requests.labels(outcome).inc()
-        if self._constrained:
+        if self._request.constraint is not None:
             self._metrics.constrained.labels("cut" if outcome == "ok" and self._cut else outcome).inc()
+        return self._record(wall, ("length" if self._cut else "stop") if outcome == "ok" else outcome)
+
+    def _record(self, wall: float, finish: str) -> CallRecord:
+        request, program = self._request, self._request.program
+        return CallRecord(
+            program=program.program if program else request.id,
+            branch=program.branch if program else "",
+            request_id=request.id,
+            namespace=request.namespace,
+            kind=kind_of(request),
+            constrained=request.constraint is not None,
+            last=program is None or program.last,
+            began=self._began,
+            ttft=min(self._first.values()) - self._started if self._first else None,
+            wall=wall,
+            finish=finish,
+            usage=summed(self._usages),
+        )
+
+
+def summed(usages: Sequence[Usage]) -> Usage:
+    """Of a request's samples: the prompt is one, however many samples it has."""
+    if not usages:
+        return Usage()
+    new, forced = (sum(getattr(usage, name) for usage in usages) for name in ("completion_tokens", "forced_tokens"))
+    return replace(usages[0], completion_tokens=new, forced_tokens=forced)
 
 
 def _outcome(error: BaseException) -> str:

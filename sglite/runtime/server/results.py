@@ -20,6 +20,8 @@ class Sample:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
     usage: Usage | None = None
+    uncovered: int = 0
+    """Characters at the text's end that no id covers."""
 
     @property
     def completion_tokens(self) -> int:
@@ -29,6 +31,7 @@ class Sample:
     def add(self, chunk: Chunk) -> None:
         self.text += chunk.text
         self.ids += chunk.ids
+        self.uncovered = chunk.uncovered
         self.logprobs += chunk.logprobs
         self.finish = chunk.finish or self.finish
         self.usage = chunk.usage or self.usage

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +30,7 @@ from sglite.protocol import (
     Usage,
 )
 from sglite.reasoning import ReasoningFormat, ReasoningSplitter
-from sglite.runtime.server.results import follow, results_for
+from sglite.runtime.server.results import Sample, follow, results_for
 from sglite.runtime.server.streams import closing, merged
 from sglite.runtime.server.toolformats import ToolFormat
 from sglite.runtime.server.tools import Toolbox, takes_nothing
@@ -62,12 +62,18 @@ class Piece:
 
 
 async def plain_turn(
-    backend: Backend, request: GenerateRequest, reasoning: ReasoningFormat | None
+    backend: Backend,
+    request: GenerateRequest,
+    reasoning: ReasoningFormat | None,
+    remember: Callable[[Sample], None] | None = None,
 ) -> AsyncGenerator[Piece]:
-    """The pieces of all samples of a request without tools."""
+    """The pieces of all samples of a request without tools. ``remember`` is told of each that has come to its end."""
     splitters = [_Splitter(reasoning) for _ in range(request.sampling.n)]
-    async with aclosing(follow(backend, [request], results_for([request]))) as steps:
+    results = results_for([request])
+    async with aclosing(follow(backend, [request], results)) as steps:
         async for _, chunk in steps:
+            if chunk.finish is not None and remember is not None:
+                remember(results[0].samples[chunk.index])
             thought, said = splitters[chunk.index].feed(chunk)
             finish = chunk.finish.reason if chunk.finish else None
             if thought or said or chunk.logprobs or finish:
