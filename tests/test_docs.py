@@ -33,7 +33,7 @@ from sglite.runtime.server.runner import running
 
 ROOT = Path(__file__).parents[1]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
-DOCUMENTS = [README, *sorted(DOCS.glob("*.md"))]
+DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
 SERVER = "http://127.0.0.1:30000"
 UPDATE = bool(os.environ.get("SGLITE_UPDATE_DOCS"))
 
@@ -172,6 +172,10 @@ def test_tutorial(same_engine: Engine, namespace: dict[str, Any]) -> None:
     run_all(DOCS / "tutorial.md", namespace, exact=is_exact(same_engine))
 
 
+def test_quick_start(same_engine: Engine, namespace: dict[str, Any]) -> None:
+    run_all(DOCS / "index.md", namespace, exact=is_exact(same_engine))
+
+
 def test_no_placeholders_are_left() -> None:
     for path in [README, *sorted(DOCS.glob("*.md"))]:
         words = set(path.read_text(encoding="utf-8").splitlines())
@@ -210,6 +214,25 @@ def test_every_public_callable_has_a_docstring(reference: ModuleType) -> None:
     public = [(n, getattr(module, n)) for module in (sgl, sglite.testing) for n in module.__all__]
     missing = {name for name, thing in public if callable(thing) and not reference.docstring(thing)}
     assert not missing
+
+
+# ---------------------------------------------------------------------------------------------- the gallery, the site
+
+
+def test_the_gallery_shows_every_example_and_both_pages_the_same() -> None:
+    gallery = load(DOCS / "generate_gallery.py")
+    outputs = gallery.read(gallery.PAGE.read_text(encoding="utf-8"))
+    examples = {path.stem for path in (ROOT / "examples" / "agents").glob("*.py")} - {"common"}
+    assert outputs.keys() == gallery.AGENTS.keys() == examples
+    assert all(outputs.values())
+    assert README.read_text(encoding="utf-8") == gallery.with_gallery(outputs)
+    assert gallery.PAGE.read_text(encoding="utf-8") == gallery.page(outputs)
+
+
+def test_the_site_has_every_page() -> None:
+    """``make docs`` checks the links; its library is none of the tests'."""
+    pages = set(re.findall(r"^  - .*: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    assert pages == {path.name for path in DOCS.glob("*.md")}
 
 
 # ------------------------------------------------------------------------------------------------- links and commands
