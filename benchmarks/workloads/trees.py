@@ -11,22 +11,22 @@ RESPECTS = ("clarity", "originality", "evidence", "organization", "style")
 GRADES = ["1", "2", "3", "4", "5"]
 
 
-def deepen(s, asks):
-    """All leaves below ``s``: every turn forks each state ``WIDTH`` times."""
-    states = [s]
-    for depth, ask in enumerate(asks):
-        states = [branch for state in states for branch in state.fork(WIDTH)]
-        for i, state in enumerate(states):
-            state += sgl.user(f"{ask} Variant {i % WIDTH + 1}.")
-            state += sgl.assistant(free(f"thought{depth}", 32))
-    return states
+def deepen(states, depth, ask):
+    """The next level: every state branches ``WIDTH`` times."""
+    branches = [branch for state in states for branch in state.fork(WIDTH)]
+    for i, branch in enumerate(branches):
+        branch += sgl.user(f"{ask} Variant {i % WIDTH + 1}.")
+        branch += sgl.assistant(free(f"thought{depth}", 32))
+    return branches
 
 
 @sgl.function
 def tree_of_thought(s, question):
     s += sgl.system("You solve problems step by step.")
     s += sgl.user(question) + sgl.assistant("Let us think about it.")
-    leaves = deepen(s, ["Make a plan.", "Carry out the plan.", "Check the solution."])
+    plans = deepen([s], 0, "Make a plan.")
+    attempts = deepen(plans, 1, "Carry out the plan.")
+    leaves = deepen(attempts, 2, "Check the solution.")
     for leaf in leaves:
         leaf += sgl.user("Give the final answer.") + sgl.assistant(free("answer", 12))
     return [leaf["answer"] for leaf in leaves]
