@@ -207,8 +207,8 @@ def scan_kernel(
 
 @triton.jit
 def finish_kernel(
-    parts: tensor, marks: tensor, temperatures: tensor, state: tensor, tokens: tensor, statuses: tensor,
-    splits: int, rows: int,
+    parts: tensor, marks: tensor, temperatures: tensor, state: tensor,
+    tokens: tensor, statuses: tensor, logprobs: tensor, splits: int, rows: int,
     FILTERED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Merge a row's splits: its token as if it had no filters, its peak and its mass."""
@@ -225,6 +225,7 @@ def finish_kernel(
     status = tl.where(broken, _NOT_FINITE, tl.where(fine, _OK, _NOTHING))
     tl.store(tokens + row, tl.where(status == _OK, best, 0))
     tl.store(statuses + row, status)
+    tl.store(logprobs + row, 0.0)
     if FILTERED:
         cold = 1.0 / tl.maximum(tl.load(temperatures + row), _COLDEST)
         mass = tl.load(parts + at * 5 + 2, mask=live, other=0.0)
@@ -460,8 +461,9 @@ class _Call:
             MASKED=self.masked, FILTERED=filtered, LOGPROBS=logprobs, SPLIT=self.split, BLOCK=self.block, num_warps=8,
         )  # fmt: skip
         finish_kernel[(self.count,)](
-            self.parts, marks, self.rows.temperature, self.state, self.chosen.token, self.chosen.status, self.splits,
-            self.count, FILTERED=filtered, SPLITS=_power(self.splits), num_warps=1,
+            self.parts, marks, self.rows.temperature, self.state,
+            self.chosen.token, self.chosen.status, self.chosen.logprob, self.splits, self.count,
+            FILTERED=filtered, SPLITS=_power(self.splits), num_warps=1,
         )  # fmt: skip
 
     def filter(self) -> None:
