@@ -64,10 +64,10 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--works", type=known, default=list(WORKLOADS), help=f"as a,b of {', '.join(WORKLOADS)}")
+    parser.add_argument("--works", type=known, help=f"as a,b of {', '.join(WORKLOADS)}")
     parser.add_argument("--only", type=listed, default=[], help="sides whose name begins with one of these")
     parser.add_argument("--repeats", type=int, help="rounds that count (default: 3; with --quick 1)")
-    parser.add_argument("--retries", type=int, help="how often a disturbed try is made again (default: 2; quick: 0)")
+    parser.add_argument("--retries", type=int, help="how often a disturbed try is made again (default: 1; quick: 0)")
     parser.add_argument("--quick", action="store_true", help="few programs of each workload, one round, no files")
     parser.add_argument("--ablations", action="store_true", help="sglite with one idea taken away at a time, no peers")
     parser.add_argument("--scale", type=float, default=1.0, help="times as many programs (default: 1)")
@@ -79,8 +79,9 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if not options.quick:
         options.json = options.json or HERE / ("ablations.json" if options.ablations else "programs.json")
+    options.works = options.works or [name for name, work in WORKLOADS.items() if work.count.quick or not options.quick]
     options.repeats = options.repeats or (1 if options.quick else 3)
-    options.retries = options.retries if options.retries is not None else (0 if options.quick else 2)
+    options.retries = options.retries if options.retries is not None else (0 if options.quick else 1)
     return options
 
 
@@ -190,8 +191,8 @@ def measure(
 
 def one_try(side: Side, work: Workload, writer: Writer, encode, options: argparse.Namespace) -> Taken | str:
     """What was measured, or why a program failed."""
-    count = work.count.quick if options.quick else max(1, round(work.count.full * options.scale))
-    together, alone = work.inputs(writer, count or 1), work.inputs(writer, work.count.alone if not options.quick else 1)
+    count = work.count.quick if options.quick else round(work.count.full * options.scale)
+    together, alone = work.inputs(writer, max(1, count)), work.inputs(writer, 1 if options.quick else work.count.alone)
     side.flush()
     recorder = Recorder(side.backend)
     watch, began = Watch(side.pid), time.perf_counter()

@@ -18,6 +18,8 @@ from lib.hits import Hits
 from lib.report import machine
 
 BUSY = "*"
+LEAST_SHARED = 0.05
+"""Of the prompts: below it there is nothing to find, and a share of it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,8 @@ class Cell:
 
     @property
     def of_best(self) -> float | None:
-        """Share of the possible hits that were made."""
-        return self.cached / self.best if self.best else None
+        """Share of the possible hits that were made; None where next to nothing could be found."""
+        return self.cached / self.best if self.best > LEAST_SHARED * self.prompt else None
 
 
 @dataclass(slots=True)
@@ -160,7 +162,12 @@ class Standings:
             "alone": {**slowdowns, "geometric mean": geometric_mean([r for r in slowdowns.values() if r])},
             "workloads": {
                 work: {
-                    name: {**asdict(cell), "programs_per_second": cell.rate, "seconds_alone": cell.latency}
+                    name: {
+                        **asdict(cell),
+                        "programs_per_second": cell.rate,
+                        "seconds_alone": cell.latency,
+                        "hits_of_best": cell.of_best,
+                    }
                     for name, cell in cells.items()
                 }
                 for work, cells in self.cells.items()

@@ -18,7 +18,7 @@ Inputs = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Programs of a run: in the full form, in the quick one, and of those that run alone, one after the other."""
+    """Programs of a run: in the full form, in the quick one (0: left out of it), and of those that run alone."""
 
     full: int
     quick: int

@@ -32,6 +32,6 @@ def _turns(writer: Writer, low: int, high: int) -> list[tuple[str, int]]:
 
 
 WORKLOADS = (
-    Workload("chat-short", "chat, 4 turns, 256-512 in, 4-8 out", chat, short_inputs, Count(8, 1)),
-    Workload("chat-long", "chat, 4 turns, 256-512 in, 256-512 out", chat, long_inputs, Count(4, 0, 1)),
+    Workload("chat-short", "chat, 4 turns, 256-512 in, 4-8 out", chat, short_inputs, Count(6, 1)),
+    Workload("chat-long", "chat, 4 turns, 256-512 in, 256-512 out", chat, long_inputs, Count(3, 0, 1)),
 )

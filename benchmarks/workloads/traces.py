@@ -66,6 +66,6 @@ def agents_inputs(writer: Writer, number: int) -> Inputs:
 
 
 WORKLOADS = (
-    Workload("react", "ReAct traces: 3 examples, 4 steps", react, react_inputs, Count(16, 2)),
+    Workload("react", "ReAct traces: 3 examples, 4 steps", react, react_inputs, Count(12, 2)),
     Workload("agents", "generative agents: plan, 2 events, reflect", agents, agents_inputs, Count(16, 2)),
 )

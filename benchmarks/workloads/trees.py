@@ -64,7 +64,7 @@ def essays(writer: Writer, number: int) -> Inputs:
 
 
 WORKLOADS = (
-    Workload("tot", "tree of thought: depth 3, width 2, 8 answers", tree_of_thought, questions, Count(6, 1)),
+    Workload("tot", "tree of thought: depth 3, width 2, 8 answers", tree_of_thought, questions, Count(4, 1)),
     Workload("sot", "skeleton of thought: 4 points at once", skeleton_of_thought, questions, Count(8, 1)),
-    Workload("judge", "branch, solve, merge: 5 respects of an essay", judge, essays, Count(8, 1)),
+    Workload("judge", "branch, solve, merge: 5 respects of an essay", judge, essays, Count(6, 1)),
 )

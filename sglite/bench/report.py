@@ -102,8 +102,7 @@ def of_programs(value: Mapping[str, Any]) -> Iterator[Line]:
         yield Line(f"{work} alone", ratio, "x", "our time for one program over the best peer's: below 1 we are faster")
     for work, cells in value["workloads"].items():
         for side, cell in cells.items():
-            if cell["best"]:
-                share = cell["cached"] / cell["best"]
+            if (share := cell["hits_of_best"]) is not None:
                 yield Line(
                     f"{work} hits, {side}", share, "share", "of the prompt tokens the best cache would have found"
                 )

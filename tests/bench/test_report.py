@@ -70,12 +70,12 @@ def test_a_server_that_tells_nothing_gives_no_numbers() -> None:
 
 
 def test_programs(tmp_path: Path) -> None:
-    cell = {"best": 100, "cached": 98, "valid": 7, "checked": 7}
+    cell = {"hits_of_best": 0.98, "valid": 7, "checked": 7}
     value = {
         "kind": "programs",
         "speedup": {"json": 2.5, "geometric mean": 2.5},
         "alone": {"json": 0.5, "geometric mean": 0.5},
-        "workloads": {"json": {"sglite": cell, "peer": {**cell, "best": 0}}},
+        "workloads": {"json": {"sglite": cell, "peer": {**cell, "hits_of_best": None}}},
     }
     (tmp_path / "programs.json").write_text(json.dumps(value), encoding="utf-8")
     lines = by_name(read(str(tmp_path / "programs.json"), 0, None))
