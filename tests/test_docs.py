@@ -172,8 +172,17 @@ def test_tutorial(same_engine: Engine, namespace: dict[str, Any]) -> None:
     run_all(DOCS / "tutorial.md", namespace, exact=is_exact(same_engine))
 
 
-def test_quick_start(same_engine: Engine, namespace: dict[str, Any]) -> None:
-    run_all(DOCS / "index.md", namespace, exact=is_exact(same_engine))
+LONG = DOCS / "tutorial.md", DOCS / "coming-from-sglang.md"
+"""Pages with tests of their own."""
+
+
+@pytest.mark.parametrize("path", sorted(set(DOCUMENTS) - {README, *LONG}), ids=lambda path: path.name)
+def test_page(path: Path, same_engine: Engine, namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs of every other page; most have none."""
+    if any("notest" not in block.words for block in blocks(path, "python")):
+        with running(same_engine) as url:
+            monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+            run_all(path, namespace, exact=is_exact(same_engine), server=url)
 
 
 def test_no_placeholders_are_left() -> None:
