@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.sglite-setup
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+TOOLS := build/tools
 
-.PHONY: help setup demo test check format clean
+.PHONY: help setup demo test check format soak pins audit clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -12,10 +14,11 @@ help:  ## this list
 
 setup: $(STAMP)  ## make .venv with pinned versions and the package in it
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "sglite needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --no-deps --require-hashes --requirement requirements.txt
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: setup  ## fetch the small model once and run the JSON extraction agent on it
@@ -34,5 +37,22 @@ format: setup  ## format and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+soak: setup  ## hours of load, faults and random lives; docs/reliability.md has what came of it
+	$(BIN)/python tests/faults/fuzz.py --steps 10000000 --minutes 60
+	$(BIN)/python tests/faults/soak.py requests --requests 1000000 --minutes 60
+	$(BIN)/python tests/faults/soak.py requests --model smollm2-135m --minutes 60 --kill-every 600 --open 1000
+	$(BIN)/python tests/faults/soak.py overload
+	$(BIN)/python tests/faults/soak.py drains --count 100
+
+$(TOOLS)/bin/uv:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check uv pip-audit
+
+pins: $(TOOLS)/bin/uv  ## write requirements.txt: the pinned versions with the hashes of their files
+	$(TOOLS)/bin/python tools/pins.py
+
+audit: $(TOOLS)/bin/uv  ## look the pinned versions up in a database of known vulnerabilities
+	$(TOOLS)/bin/python tools/audit.py
+
 clean:  ## remove the environment and caches of tools
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
