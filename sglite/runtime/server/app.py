@@ -11,7 +11,20 @@ from fastapi import FastAPI
 
 import sglite
 from sglite.protocol import Backend
-from sglite.runtime.server import chat, completions, embeddings, failures, files, native, sglang, status, text, wire
+from sglite.runtime.server import (
+    chat,
+    completions,
+    embeddings,
+    failures,
+    files,
+    native,
+    page,
+    profile,
+    sglang,
+    status,
+    text,
+    wire,
+)
 from sglite.runtime.server.batches import BatchRunner
 from sglite.runtime.server.body import BoundedBody
 from sglite.runtime.server.config import ServerConfig
@@ -19,17 +32,20 @@ from sglite.runtime.server.context import Service
 from sglite.runtime.server.door import Door
 from sglite.runtime.server.gate import Gate
 from sglite.runtime.server.pulse import measure_lag
+from sglite.runtime.server.spans import Spans
 from sglite.runtime.server.store import Store
 from sglite.runtime.server.turnstile import Turnstile
 
 
-def create_app(backend: Backend, config: ServerConfig | None = None, store: Store | None = None) -> FastAPI:
+def create_app(
+    backend: Backend, config: ServerConfig | None = None, store: Store | None = None, spans: Spans | None = None
+) -> FastAPI:
     """An ASGI app that serves ``backend``. The backend and the store stay the caller's to close.
 
-    Files and batches need a ``store``, and a host that runs the app's lifespan.
+    Files and batches need a ``store``, and a host that runs the app's lifespan, which also closes ``spans``.
     """
     config = config or ServerConfig()
-    service = Service(backend, config)
+    service = Service(backend, config, spans)
     service.batches = BatchRunner(service, store) if store is not None else None
     app = FastAPI(
         title="sglite",
@@ -44,7 +60,7 @@ def create_app(backend: Backend, config: ServerConfig | None = None, store: Stor
     app.add_middleware(BoundedBody, config=config, uploads=files.UPLOADS)
     app.add_middleware(Gate, config=config)
     app.add_middleware(Door, config=config, metrics=service.metrics)
-    for part in (native, completions, chat, embeddings, text, files, status, sglang, wire):
+    for part in (native, completions, chat, embeddings, text, files, status, sglang, profile, wire, page):
         app.include_router(part.router, responses=failures.RESPONSES)
     return app
 
@@ -60,3 +76,5 @@ async def _lifespan(service: Service, app: FastAPI) -> AsyncIterator[None]:
         pulse.cancel()
         if service.batches is not None:
             await service.batches.stop()
+        if service.spans is not None:
+            await asyncio.to_thread(service.spans.close)

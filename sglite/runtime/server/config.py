@@ -28,6 +28,9 @@ class ServerConfig:
     )
     admin_key: str = _option("", "key for admin routes (default: $SGLITE_ADMIN_KEY)", secret=True)
     allowed_hosts: tuple[str, ...] = _option((), "names by which clients may call (default: loopback's, if there)")
+    log_format: str = _option("text", "how log lines are written: text, or json (one object a line)")
+    log_level: str = _option("warning", "least level of log lines: debug, info (a line a request), warning or error")
+    otlp_endpoint: str = _option("", "OTLP/HTTP address that gets OpenTelemetry spans (needs the extra otel)")
     max_concurrency: int = _option(4096, "most generation requests at once; more are refused with 429")
     key_concurrency: int = _option(0, "most generation requests at once of one key (0: no limit)")
     rate_limit: int = _option(0, "most generation requests a minute of one key (0: no limit)")
@@ -47,6 +50,9 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, not {self.port}")
+        for name, known in _KNOWN.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r:.40}")
         for name in (
             "max_body",
             "max_upload",
@@ -66,3 +72,6 @@ class ServerConfig:
         for name in ("read_timeout", "write_timeout", "request_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
+
+
+_KNOWN = {"log_format": ("text", "json"), "log_level": ("debug", "info", "warning", "error")}

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.failures import describe, log, refuse
+from sglite.runtime.server.logs import request_id, traced_headers
 from sglite.runtime.server.metrics import Metrics
 
 _ID = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
@@ -28,7 +29,11 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send, _request_id(Headers(scope=scope)))
+        headers = Headers(scope=scope)
+        answer = _Answer(send, _request_id(headers))
+        request_id.set(answer.request_id)
+        if "traceparent" in headers:
+            traced_headers.set({name: headers[name] for name in ("traceparent", "tracestate") if name in headers})
         scope.setdefault("state", {})["request_id"] = answer.request_id
         try:
             self._check_headers(scope)
@@ -44,7 +49,7 @@ class Door:
                 "%s %s",
                 scope["method"],
                 scope["path"],
-                extra={"request_id": answer.request_id, "status": answer.status, "ms": round(answer.ms, 1)},
+                extra={"route": route, "status": answer.status, "ms": round(answer.ms, 1)},
             )
 
     def _check_headers(self, scope: Scope) -> None:

@@ -6,6 +6,7 @@ keys every path needs one but the public ones. A key's requests share caches wit
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import ipaddress
@@ -16,9 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.context import Caller
 from sglite.runtime.server.failures import Failure, Refusal, refuse
+from sglite.runtime.server.page import PATHS
 
 PUBLIC = frozenset({"/health", "/ping"})
-ADMIN = frozenset({"/flush_cache"})
+ADMIN = frozenset({"/flush_cache", "/start_profile", "/stop_profile"})
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -43,19 +45,22 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _admit(self, path: str, headers: Headers) -> Caller:
-        caller = self._caller(headers)
+        caller = self._caller(headers, page=path in PATHS)
         if path in ADMIN and not caller.is_admin:
             raise _denied("this route needs the admin key", 403, "admin_required")
         return caller
 
-    def _caller(self, headers: Headers) -> Caller:
+    def _caller(self, headers: Headers, *, page: bool) -> Caller:
         if not self._keys:
             return self._anyone
-        given = _bearer(headers)
+        given = _basic(headers) if page else _bearer(headers)
         found = None
         for digest, caller in self._keys:  # all of them, so that the time tells nothing
             if hmac.compare_digest(digest, given):
                 found = caller
+        if found is None and page:
+            message = "the page asks for any user name, and an API key as the password"
+            raise _denied(message, 401, "invalid_api_key", 'Basic realm="sglite"')
         if found is None:
             raise _denied("missing or wrong API key; send it as a bearer token", 401, "invalid_api_key")
         return found
@@ -91,6 +96,19 @@ def _bearer(headers: Headers) -> bytes:
     return _digest(key.strip()) if scheme.lower() == "bearer" else b""
 
 
+def _basic(headers: Headers) -> bytes:
+    """For the page's own files, which a browser fetches: it asks its user, for a key as the password."""
+    values = headers.getlist("authorization")
+    scheme, _, encoded = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+    if scheme.lower() != "basic":
+        return _bearer(headers)
+    try:
+        pair = base64.b64decode(encoded.strip(), validate=True).decode()
+    except ValueError:
+        return b""
+    return _digest(pair.partition(":")[2])
+
+
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
@@ -99,7 +117,7 @@ def _namespace(key: str) -> str:
     return hashlib.sha256(b"namespace:" + key.encode()).hexdigest()[:16]
 
 
-def _denied(message: str, status: int, code: str) -> Refusal:
+def _denied(message: str, status: int, code: str, scheme: str = "Bearer") -> Refusal:
     kind = "authentication_error" if status == 401 else "permission_error"
-    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+    headers = {"www-authenticate": scheme} if status == 401 else {}
     return Refusal(Failure(status, message, kind, code=code, headers=headers))

@@ -56,6 +56,7 @@ class Metrics:
         self.programs = self._counter("programs", "Programs seen")
         self.branches = self._counter("program_branches", "Branches of programs seen")
         self.in_flight = Gauge("sglite_requests_in_flight", "Requests inside the backend", registry=self.registry)
+        self.ready = Gauge("sglite_ready", "1 while requests are taken", registry=self.registry)
         self.lag = LoopHistogram("sglite_event_loop_lag_seconds", "How late the event loop is", _LAGS, self.registry)
         self.engine = EngineStats()
         self.registry.register(self.engine)

@@ -20,6 +20,8 @@ from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.connection import Connection
 from sglite.runtime.server.gate import default_hosts
+from sglite.runtime.server.logs import set_up
+from sglite.runtime.server.spans import open_spans
 from sglite.runtime.server.store import Store, open_store
 
 _LAST_WORDS = 1.0
@@ -43,6 +45,7 @@ def serve_on(
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Like ``serve``, on a socket that listens and a store that is open already."""
+    set_up(config.log_format, config.log_level)
     with _ending_is_no_error():
         _Server(backend, config, store, lambda: ready(url_of(listener))).run(sockets=[listener])
 
@@ -111,7 +114,7 @@ class _Server(uvicorn.Server):
         config = replace(config, allowed_hosts=config.allowed_hosts or default_hosts(config.host))
         super().__init__(
             uvicorn.Config(
-                create_app(backend, config, store),
+                create_app(backend, config, store, open_spans(config.otlp_endpoint)),
                 log_config=None,
                 access_log=False,
                 lifespan="on",

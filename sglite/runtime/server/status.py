@@ -43,19 +43,20 @@ async def health() -> dict[str, Any]:
 @router.get("/ready")
 async def ready(context: Ctx) -> dict[str, Any]:
     """The model is loaded and the server takes requests."""
-    if context.service.draining:
-        raise UnavailableError("the server is shutting down")
-    await context.model()
-    if isinstance(context.service.engine, Watched):
-        context.service.engine.check_ready()
+    await _check_ready(context)
     return {"status": "ready"}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(context: Ctx) -> Response:
     """Prometheus' text format."""
-    body = await context.service.metrics.exposition(context.service.engine)
-    return Response(body, media_type=CONTENT_TYPE_LATEST)
+    found = context.service.metrics
+    try:
+        await _check_ready(context)
+        found.ready.set(1)
+    except UnavailableError:
+        found.ready.set(0)
+    return Response(await found.exposition(context.service.engine), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/v1/models")
@@ -103,6 +104,15 @@ async def flush_cache(context: Ctx, body: Flush | None = None) -> dict[str, Any]
     """Forget every cached prefix that no running request uses."""
     await context.backend.flush_cache()
     return {"success": True, "message": "cache flushed"}
+
+
+async def _check_ready(context: Context) -> None:
+    """Raises UnavailableError."""
+    if context.service.draining:
+        raise UnavailableError("the server is shutting down")
+    await context.model()
+    if isinstance(context.service.engine, Watched):
+        context.service.engine.check_ready()
 
 
 async def _model_card(context: Context) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The files of the page at ``/``: as they are served."""
