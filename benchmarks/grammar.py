@@ -1,18 +1,18 @@
-"""What does structured generation cost, and is it right? Everything that can be measured without running a model.
+"""What does structured generation cost, and is it right?
 
-    python benchmarks/grammar.py                                   # the data sets of tests/, about a minute
+    python benchmarks/grammar.py                                   # no model is run: the data sets of tests/
     python benchmarks/grammar.py --schemas schemas_dev.jsonl       # and real schemas, in MaskBench's form
+    python benchmarks/grammar.py answers budgets --schemas FILE    # on the model: does every answer validate?
+    python benchmarks/grammar.py jumps fill hostile                # on the model: speed, and who disturbs whom
 
-Times are CPU times of the measuring thread (the compiler's own threads are llguidance's), so that a busy machine does
-not change them much; "wall" rows are what a clock shows. Writes ``grammar.json`` beside this file.
+The first mask is timed from the schema's text, with nothing cached, to the filled mask, in CPU time of the measuring
+thread ("wall": what a clock shows). Writes ``grammar.json`` beside this file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import resource
 import statistics
 import time
 from collections import Counter
@@ -20,12 +20,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from lib import constrained
+from lib.constrained import FULL_BATCH
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from sglite.errors import GrammarError
 from sglite.protocol import Constraint, Text
+from sglite.runtime.engine import Engine
 from sglite.runtime.grammar import guarded_backend
+from sglite.runtime.grammar.cache import GrammarCache
 from sglite.runtime.grammar.check import Checker
 from sglite.runtime.grammar.guard import GuardedBackend, fill_batch
 from sglite.runtime.grammar.vocabulary import Vocabulary
@@ -51,7 +56,7 @@ class Bench:
             self.tokenizer.to_json(), self.tokenizer.logits_width, tuple(self.tokenizer.eos_ids)
         )
         self.backend: GuardedBackend = guarded_backend(choice, self.vocabulary)
-        self.checker = Checker(self.backend, self.encode)
+        self.checker = Checker(GrammarCache(self.backend), self.encode)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode((Text(text),))
@@ -59,7 +64,7 @@ class Bench:
 
 def rows_of(path: Path) -> Iterator[tuple[dict, list[tuple[str, bool]]]]:
     """Constraint and texts of a line in any of the four forms."""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").strip().split("\n"):
         row = json.loads(line)
         constraint = {name: row[name] for name in ("schema", "regex") if name in row}
         if "tests" in row:
@@ -148,42 +153,6 @@ def forced_share(bench: Bench) -> dict:
     return shares
 
 
-def hostile(bench: Bench, count: int) -> dict:
-    """Generated grammars that ask for too much: each is served or refused, soon, within bounds."""
-    rng = random.Random(1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    outcomes: Counter[str] = Counter()
-    seconds = []
-    for _ in range(count):
-        begun = time.perf_counter()
-        try:
-            bench.backend.compile(_hostile(rng)).matcher(64).forced()
-            outcomes["served"] += 1
-        except GrammarError as error:
-            outcomes[error.kind] += 1
-        seconds.append(time.perf_counter() - begun)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    return {"grammars": count, "slowest wall s": max(seconds), "memory grown MiB": grown} | dict(outcomes)
-
-
-def _hostile(rng: random.Random) -> Constraint:
-    n = rng.randint(2, 40)
-    kind = rng.randrange(5)
-    if kind == 0:
-        return Constraint("regex", "(" * n + "a" + "".join(f"{{1,{rng.randint(2, 200)}}})" for _ in range(n)))
-    if kind == 1:
-        return Constraint("regex", "|".join(f".{{0,{rng.randint(1, 5000)}}}{i}" for i in range(n)))
-    if kind == 2:
-        return Constraint("json_schema", '{"items":' * (4 * n) + "{}" + "}" * (4 * n))
-    if kind == 3:
-        return Constraint("json_schema", json.dumps({"enum": [f"{rng.random()}" for _ in range(50 * n)]}))
-    defs = {
-        str(i): {"anyOf": [{"$ref": f"#/$defs/{rng.randrange(n)}"}, {"items": {"$ref": f"#/$defs/{i}"}}]}
-        for i in range(n)
-    }
-    return Constraint("json_schema", json.dumps({"$ref": "#/$defs/0", "$defs": defs}))
-
-
 def show(console: Console, title: str, rows: list[dict]) -> None:
     table = Table(title=title, title_justify="left")
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -199,25 +168,83 @@ def _cell(value: object) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure (default: no model is run)")
     parser.add_argument("--schemas", type=Path, help="a file of real schemas with valid and invalid instances")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--grammar", default="llguidance", choices=("llguidance", "outlines"))
-    parser.add_argument("--hostile", type=int, default=200, metavar="N", help="hostile grammars to try (default: 200)")
+    parser.add_argument("--count", type=int, help="schemas of answers and budgets, grammars of hostile (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="answers to each schema (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of jumps, of which the best counts (default: 3)")
+    parser.add_argument("--work", action="append", default=[], help="a work of jumps (default: all)")
+    parser.add_argument("--json", type=Path, default=HERE / "grammar.json", help="what it finds is kept there")
     options = parser.parse_args()
-    bench = Bench(options.model, options.grammar)
-    files = [DATA / name for name in ("features.jsonl", "regex.jsonl", "jsts.jsonl")]
-    schemas = options.schemas or DATA / "features.jsonl"
-    results = {
-        "correctness": [correctness(bench, path) for path in [*files, *([options.schemas] if options.schemas else [])]],
-        "first mask": [first_masks(bench, schemas)],
-        "mask fill": [fills(bench)],
-        "forced tokens": [forced_share(bench)],
-        "hostile": [hostile(bench, options.hostile)],
-    }
     console = Console(width=200)
-    for title, rows in results.items():
-        show(console, title, rows)
-    (HERE / "grammar.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    for part in options.parts or OFFLINE:
+        for title, rows in PARTS[part](options).items():
+            show(console, title, rows)
+            keep(options.json, title, rows)
+
+
+def keep(path: Path, title: str, rows: list[dict]) -> None:
+    """Put a part's rows beside what other parts have found."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(known | {title: rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def offline(options: argparse.Namespace) -> Bench:
+    return Bench(options.model, options.grammar)
+
+
+def engine(options: argparse.Namespace) -> Engine:
+    return Engine(options.model, grammar=options.grammar, max_running=FULL_BATCH)
+
+
+def correct(options: argparse.Namespace) -> dict[str, list[dict]]:
+    bench = offline(options)
+    files = [DATA / name for name in ("features.jsonl", "regex.jsonl", "jsts.jsonl")]
+    files += [options.schemas] if options.schemas else []
+    return {"correctness": [correctness(bench, path) for path in track(files, description="texts")]}
+
+
+def first_mask(options: argparse.Namespace) -> dict[str, list[dict]]:
+    return {"first mask": [first_masks(offline(options), schemas_of(options))]}
+
+
+def tokens(options: argparse.Namespace) -> dict[str, list[dict]]:
+    bench = offline(options)
+    return {"mask fill": [fills(bench)], "forced tokens": [forced_share(bench)]}
+
+
+def live_answers(options: argparse.Namespace) -> dict[str, list[dict]]:
+    with engine(options) as served:
+        return {"answers": constrained.answers(served, schemas_of(options), options.count or 100, options.seeds)}
+
+
+def live_budgets(options: argparse.Namespace) -> dict[str, list[dict]]:
+    with engine(options) as served:
+        return {"budgets": constrained.budgets(served, schemas_of(options), options.count or 76)}
+
+
+def live_hostile(options: argparse.Namespace) -> dict[str, list[dict]]:
+    with engine(options) as served:
+        return {"hostile": constrained.hostile(served, options.count or 1000)}
+
+
+def schemas_of(options: argparse.Namespace) -> Path:
+    return options.schemas or DATA / "features.jsonl"
+
+
+PARTS = {
+    "correct": correct,
+    "first-mask": first_mask,
+    "tokens": tokens,
+    "answers": live_answers,
+    "budgets": live_budgets,
+    "hostile": live_hostile,
+    "jumps": lambda options: {"jumps": constrained.jumps(options.model, options.rounds, options.work)},
+    "fill": lambda options: {"share of a step": constrained.fill_share(options.model)},
+}
+OFFLINE = ("correct", "first-mask", "tokens")
 
 
 if __name__ == "__main__":

@@ -13,15 +13,16 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sglite.errors import ConfigError, InvalidRequestError, RequestError, SgliteError, UnavailableError
-from sglite.protocol import Chunk, Constraint, GenerateRequest, ModelInfo, Prompt, Text
+from sglite.errors import ConfigError, GrammarError, InvalidRequestError, RequestError, SgliteError, UnavailableError
+from sglite.protocol import Chunk, Constraint, GenerateRequest, ModelInfo, Prompt, Text, Usage
 from sglite.runtime.config import config_from
 from sglite.runtime.core import EngineCore
 from sglite.runtime.stream import Outbox, Stream
@@ -139,6 +140,24 @@ def _answer(future: Future[T], question: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
+@dataclass(slots=True)
+class Outcomes:
+    """What became of the samples under a constraint, since the start: those that ended with a complete answer, those
+    that ended by an error, and of all their tokens how many were forced; how often tokens were taken back."""
+
+    constrained_complete: int = 0
+    constrained_failed: int = 0
+    constrained_tokens: int = 0
+    constrained_forced_tokens: int = 0
+    constrained_rollbacks: int = 0
+
+    def count(self, usage: Usage) -> None:
+        self.constrained_complete += 1
+        self.constrained_tokens += usage.completion_tokens
+        self.constrained_forced_tokens += usage.forced_tokens
+        self.constrained_rollbacks += usage.rollbacks
+
+
 class Engine:
     """A model, ready to generate, in this process. It is a Backend, and a context manager that closes itself.
 
@@ -166,6 +185,7 @@ class Engine:
     def _start(self, parts: Parts) -> None:
         self._parts = parts
         self._core = parts.core
+        self._outcomes = Outcomes()
         self._thread = EngineThread(parts.core, parts.close)
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
@@ -187,7 +207,12 @@ class Engine:
             while open_samples:
                 chunk = await stream.next()
                 open_samples -= chunk.finish is not None
+                if request.constraint is not None and chunk.finish is not None and chunk.usage is not None:
+                    self._outcomes.count(chunk.usage)
                 yield chunk
+        except GrammarError:
+            self._outcomes.constrained_failed += 1
+            raise
         finally:
             if open_samples and self._thread.alive:
                 self._abort(job)
@@ -227,6 +252,13 @@ class Engine:
         """Raises GrammarError where a request under this constraint would be refused."""
         await asyncio.wrap_future(self._parts.grammars.compile_async(constraint))
 
+    async def check_texts(self, constraint: Constraint, texts: Sequence[str]) -> Mapping[str, Any]:
+        """What ``sglite grammar check`` says of the constraint and of each text; nothing is raised."""
+        from sglite.runtime.grammar.check import Checker
+
+        checker = Checker(self._parts.grammars, lambda text: self._parts.intake.encode((Text(text),)))
+        return await asyncio.to_thread(checker.check, constraint, texts)
+
     async def abort(self, request_id: str) -> None:
         """End the request of this id with AbortedError; an unknown id is no error: it may just have ended."""
         await asyncio.wrap_future(self._thread.ask(partial(self._core.abort_id, request_id)))
@@ -238,7 +270,8 @@ class Engine:
 
     async def stats(self) -> dict[str, Any]:
         """Counters of the engine, taken between two steps."""
-        return await asyncio.wrap_future(self._thread.ask(self._core.stats))
+        core = await asyncio.wrap_future(self._thread.ask(self._core.stats))
+        return {**core, **self._parts.grammars.counters(), **asdict(self._outcomes)}
 
     def close(self) -> None:
         """End running requests with UnavailableError and free the model. Safe to call twice."""
@@ -265,7 +298,11 @@ class Engine:
     async def _compile(self, request: GenerateRequest) -> Grammar | None:
         if request.constraint is None:
             return None
-        return await asyncio.wrap_future(self._parts.grammars.compile_async(request.constraint))
+        grammar = await asyncio.wrap_future(self._parts.grammars.compile_async(request.constraint))
+        budget = request.sampling.max_new_tokens
+        if not grammar.is_ready(budget):
+            await asyncio.to_thread(grammar.matcher, budget)
+        return grammar
 
     # ---- on the engine thread ----------------------------------------------------------------------------------
 

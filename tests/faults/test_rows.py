@@ -426,12 +426,18 @@ class FaultyGrammars:
             min_tokens = grammar.min_tokens
             nbytes = grammar.nbytes
 
+            def is_ready(self, budget: int | None) -> bool:
+                return True
+
             def matcher(self, budget: int | None = None) -> FaultyMatcher:
                 return FaultyMatcher(grammar.matcher(budget))
 
         future: Future[Any] = Future()
         future.set_result(Faulty())
         return future
+
+    def counters(self) -> dict[str, Any]:
+        return dict(self._inner.counters())
 
     def close(self) -> None:
         self._inner.close()

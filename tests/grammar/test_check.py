@@ -9,6 +9,7 @@ import pytest
 
 from sglite.errors import ConfigError
 from sglite.runtime.grammar import check
+from sglite.runtime.grammar.cache import GrammarCache
 from sglite.runtime.grammar.check import Checker, check_lines
 
 RECORD = {
@@ -20,7 +21,7 @@ RECORD = {
 
 @pytest.fixture(scope="module")
 def checker(bench) -> Checker:
-    return Checker(bench.backend, bench.ids)
+    return Checker(GrammarCache(bench.backend), bench.ids)
 
 
 def test_a_record_says_how_and_what(checker):
@@ -90,10 +91,17 @@ def test_command_for_one_schema(command, tmp_path, capsys):
 
 def test_command_for_a_batch(command, tmp_path):
     lines, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines.write_text('{"id": 1, "regex": "a", "texts": ["a"]}\nbroken\n{"id": 2, "regex": "["}\n')
+    separator = '{"id": 3, "schema": {"const": "\u2028"}, "texts": ["\\"\u2028\\""]}'
+    lines.write_text(f'{{"id": 1, "regex": "a", "texts": ["a"]}}\nbroken\n{{"id": 2, "regex": "["}}\n{separator}')
     assert command("--jsonl", lines, "--out", out) == 0
     answers = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(answer["id"], answer["accepted"]) for answer in answers] == [(1, True), (None, False), (2, False)]
+    assert [(answer["id"], answer["accepted"]) for answer in answers] == [
+        (1, True),
+        (None, False),
+        (2, False),
+        (3, True),
+    ]
+    assert answers[3]["texts"][0]["accepted"]
 
 
 def test_command_refuses_what_does_not_go_together(command, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sglite.runtime.grammar.cache import GrammarCache
 from sglite.runtime.grammar.check import Checker
 
 DATA = Path(__file__).parent.parent / "data" / "grammar"
@@ -14,11 +15,11 @@ DATA = Path(__file__).parent.parent / "data" / "grammar"
 
 @pytest.fixture(scope="module")
 def checker(bench) -> Checker:
-    return Checker(bench.backend, bench.ids)
+    return Checker(GrammarCache(bench.backend), bench.ids)
 
 
 def rows(name: str) -> list[dict]:
-    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").strip().split("\n")]
 
 
 def judge(checker: Checker, constraint: dict, texts: list[tuple[str, bool]]) -> tuple[dict, list[str]]:

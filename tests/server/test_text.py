@@ -110,3 +110,11 @@ def test_backends_that_cannot_say_so(post: Any, path: str, body: Any) -> None:
     response = post(path, body)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "unsupported"
+
+
+def test_texts_are_checked_along_with_the_constraint(ask: Ask) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    verdict = ask("/v1/grammar/check", {"guided_json": schema, "texts": ["[1, 2]", "[1, 1]", "x"]}).json()
+    assert verdict["valid"] and verdict["keywords"]["uniqueItems"] == "rollback"
+    assert [text["accepted"] for text in verdict["texts"]] == [True, False, False]
+    assert ask("/v1/grammar/check", {"guided_json": schema, "texts": ["[]"] * 65}).status_code == 400

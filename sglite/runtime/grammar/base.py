@@ -133,6 +133,11 @@ class Grammar(Protocol):
         """The fewest tokens of a complete answer that are known to do (None: not known)."""
         ...
 
+    def is_ready(self, budget: int | None) -> bool:
+        """Whether ``matcher`` will answer at once for this budget. Where it will not, a first call on another thread
+        than the engine's spares the engine a search of many milliseconds."""
+        ...
+
     def matcher(self, budget: int | None = None) -> Matcher:
         """A matcher at the start. With ``budget`` (in tokens) the text is complete when the budget is used up, for
         every budget >= ``min_tokens``; a smaller one raises GrammarError naming the minimum."""

@@ -90,8 +90,7 @@ class Budget:
     def fits(self, masks: MaskMatcher, text: bytes | bytearray, judged: Judged | None) -> bool:
         """Whether the text can still be completed with what is left."""
         if self.way is None and self._bound + MARGIN >= self.left:
-            self.way = self._find(masks, text, judged)
-            self._bound = len(self.way) if self.way is not None else self._when_not_found()
+            self.way, self._bound = self._look(masks, text, judged)
         return self._bound <= self.left
 
     def _when_not_found(self) -> int:
@@ -117,15 +116,18 @@ class Budget:
         twin._spare, twin._bound, twin._before = self._spare, self._bound, list(self._before)
         return twin
 
-    def _find(self, masks: MaskMatcher, text: bytes | bytearray, judged: Judged | None) -> list[int] | None:
+    def _look(self, masks: MaskMatcher, text: bytes | bytearray, judged: Judged | None) -> tuple[list[int] | None, int]:
+        """A way out of this place where its tokens matter, and how long it is at most."""
         self.hopeless = False
         spare = self._spare
         if len(spare) <= self.left and _ends(masks.clone(), spare) and _holds(judged, self._exits.tokens.text(spare)):
-            return spare
+            return spare, len(spare)
         found, self.hopeless = way_out(self._place(text), self._brackets(text), STEP_WORK, self.left, judged)
+        if found is not None and 2 * len(found) < self.left:
+            return None, len(found)  # a byte is a token at worst, so they need not be counted
         ids = None if found is None else fewest_tokens(self._exits.tokens, found, lambda ids: _ends(masks.clone(), ids))
         self._spare = ids if ids is not None else spare
-        return ids
+        return ids, len(ids) if ids is not None else self._when_not_found()
 
     def _place(self, text: bytes | bytearray) -> ByteMatcher:
         if self._bytes is None:
@@ -151,10 +153,10 @@ def _ends(matcher: MaskMatcher, ids: list[int]) -> bool:
 
 
 def sizes(schema: dict[str, Any]) -> tuple[int, int]:
-    """The estimated tokens of the smallest value of ``schema``, and of the largest of its parts."""
+    """The estimated tokens of the smallest value of ``schema``, and of the largest of its parts: a whole begins once."""
     known: dict[int, int] = {}
     whole = _size(schema, schema.get("$defs", {}), known)
-    return whole, max(known.values(), default=whole) + 8
+    return whole, max((size for part, size in known.items() if part != id(schema)), default=whole) + 8
 
 
 _PLAIN = frozenset({"type"})
@@ -164,7 +166,7 @@ _PLAIN = frozenset({"type"})
 def _size(node: Any, defs: dict[str, Any], known: dict[int, int]) -> int:
     if not isinstance(node, dict):
         return 2
-    if _PLAIN >= node.keys():
+    if node.keys() <= _PLAIN:
         return 3
     if id(node) not in known:
         known[id(node)] = 0  # a recursion ends somewhere

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from sglite.errors import GrammarError
-from sglite.protocol import Constraint
+from sglite.protocol import Constraint, ConstraintKind
 from sglite.runtime.grammar.base import Grammar, GrammarBackend
 
 MAX_SOURCE = 64 * 1024
@@ -19,13 +23,33 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class CacheStats:
-    """Counters since the start; ``compile_seconds`` is the sum over all compilations."""
+    """Counters since the start; ``compile_seconds`` is the sum over all compilations, ``refusals`` counts by the
+    keyword of a schema that was at fault, or by the kind of constraint or "other"."""
 
     hits: int = 0
     misses: int = 0
     evictions: int = 0
     refused: int = 0
     compile_seconds: float = 0.0
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    def refuse(self, error: BaseException) -> None:
+        self.refused += 1
+        self.refusals[keyword_of(error)] += 1
+
+
+def keyword_of(error: BaseException) -> str:
+    """The last keyword in a refusal's pointer, else the kind of constraint or "other": a bounded set of words."""
+    if not isinstance(error, GrammarError) or error.param not in _KINDS:
+        return "other"
+    if error.param != "json_schema" or not error.pointer:
+        return str(error.param)
+    from sglite.runtime.grammar.lower import KEYWORDS  # only where schemas are compiled, and its libraries with it
+
+    return next((word for word in reversed(error.pointer.split("/")) if word in KEYWORDS), "json_schema")
+
+
+_KINDS = frozenset(get_args(ConstraintKind))
 
 
 class GrammarCache:
@@ -42,7 +66,7 @@ class GrammarCache:
         self.stats = CacheStats()
         self._capacity = capacity
         self._deadline = deadline
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar", initializer=_stand_back)
         self._lock = threading.Lock()
         self._grammars: OrderedDict[Key, Grammar] = OrderedDict()
         self._bytes = 0
@@ -51,6 +75,19 @@ class GrammarCache:
     @property
     def nbytes(self) -> int:
         return self._bytes
+
+    def counters(self) -> dict[str, Any]:
+        """For metrics: numbers, and ``grammar_refusals`` as numbers by keyword."""
+        stats = self.stats
+        return {
+            "grammar_cache_hits": stats.hits,
+            "grammar_compilations": stats.misses,
+            "grammar_compile_seconds": stats.compile_seconds,
+            "grammar_cache_bytes": self._bytes,
+            "grammar_evictions": stats.evictions,
+            "grammar_refused": stats.refused,
+            "grammar_refusals": dict(stats.refusals),
+        }
 
     def compile(self, constraint: Constraint) -> Grammar:
         """Waits for it; raises GrammarError, of kind "limit" at the deadline. Not for the engine thread."""
@@ -61,7 +98,7 @@ class GrammarCache:
         try:
             key = canonical(constraint)
         except GrammarError as error:
-            self.stats.refused += 1
+            self.stats.refuse(error)
             return _failed(error)
         with self._lock:
             if key in self._grammars:
@@ -110,7 +147,8 @@ class GrammarCache:
             if self._pending.get(key) is not answer:
                 return
             del self._pending[key]
-            self.stats.refused += error is not None
+            if error is not None:
+                self.stats.refuse(error)
         if grammar is not None:  # outside the lock: it runs the callbacks of those who wait
             answer.set_result(grammar)
         else:
@@ -124,6 +162,13 @@ class GrammarCache:
             _, evicted = self._grammars.popitem(last=False)
             self._bytes -= evicted.nbytes
             self.stats.evictions += 1
+
+
+def _stand_back() -> None:
+    """Let this thread compute only when those of the engine leave a processor idle, or nearly so."""
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
 
 
 def canonical(constraint: Constraint) -> Key:

@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ from sglite.errors import ConfigError, GrammarError, InvalidRequestError
 from sglite.protocol import Constraint, ConstraintKind
 
 if TYPE_CHECKING:
-    from sglite.runtime.grammar.guard import GuardedBackend, GuardedGrammar, GuardedMatcher
+    from sglite.runtime.grammar.cache import GrammarCache
+    from sglite.runtime.grammar.guard import GuardedGrammar, GuardedMatcher
 
 Encode = Callable[[str], list[int]]
 Record = dict[str, Any]
@@ -36,23 +37,26 @@ KINDS: dict[str, ConstraintKind] = {
 class Checker:
     """``encode`` turns a text into token ids. The answers are JSON values, as the batch form writes them."""
 
-    def __init__(self, backend: GuardedBackend, encode: Encode) -> None:
-        from sglite.runtime.grammar.cache import GrammarCache
-
-        self._cache = GrammarCache(backend)
+    def __init__(self, cache: GrammarCache, encode: Encode) -> None:
+        self._cache = cache
         self._encode = encode
 
     def record(self, record: Any) -> Record:
         """The answer to one line of the batch form; what is wrong with the line is in the answer, never raised."""
         answer: Record = {"id": record.get("id") if isinstance(record, dict) else None}
+        try:
+            return answer | self.check(constraint_of(record), _texts_of(record))
+        except InvalidRequestError as error:
+            return answer | _refused(error, time.perf_counter())
+
+    def check(self, constraint: Constraint, texts: Sequence[str]) -> Record:
+        """What the constraint compiles to, or why it is refused, and for each text whether it is accepted."""
         started = time.perf_counter()
         try:
-            grammar = self._compile(constraint_of(record))
-            answer |= _accepted(grammar, started)
-            answer["texts"] = [self.text(grammar, text) for text in _texts_of(record)]
+            grammar = self._compile(constraint)
+            return _accepted(grammar, started) | {"texts": [self.text(grammar, text) for text in texts]}
         except (InvalidRequestError, RecursionError) as error:
-            answer |= _refused(error, started)
-        return answer
+            return _refused(error, started)
 
     def text(self, grammar: GuardedGrammar, text: str) -> Record:
         """Whether ``text`` is accepted, how many of its tokens are forced, and what is wrong with it."""
@@ -219,7 +223,7 @@ def _content(path: Path) -> str:
 
 
 def _batch(options: argparse.Namespace) -> int:
-    lines = _content(options.jsonl).splitlines()
+    lines = _content(options.jsonl).split("\n")  # not splitlines: strings may hold U+2028
     answers = (json.dumps(answer, ensure_ascii=True) for answer in check_lines(_checker(options), lines))
     if options.out is None:
         for answer in answers:
@@ -250,6 +254,7 @@ def _parsed(line: str) -> Any:
 def _checker(options: argparse.Namespace) -> Checker:
     from sglite.protocol import Text
     from sglite.runtime.grammar import guarded_backend
+    from sglite.runtime.grammar.cache import GrammarCache
     from sglite.runtime.grammar.vocabulary import Vocabulary
     from sglite.runtime.hub import resolve_model
     from sglite.runtime.loading import load_config, load_tokenizer
@@ -257,5 +262,5 @@ def _checker(options: argparse.Namespace) -> Checker:
     source = resolve_model(options.model)
     tokenizer = load_tokenizer(source, load_config(source))
     vocabulary = Vocabulary(tokenizer.to_json(), tokenizer.logits_width, tuple(tokenizer.eos_ids))
-    backend = guarded_backend(options.grammar, vocabulary)
-    return Checker(backend, lambda text: tokenizer.encode((Text(text),)))
+    cache = GrammarCache(guarded_backend(options.grammar, vocabulary))
+    return Checker(cache, lambda text: tokenizer.encode((Text(text),)))

@@ -64,6 +64,9 @@ class GuardedGrammar:
     def min_tokens(self) -> int | None:
         return len(self._shortest) if self._shortest is not None else None
 
+    def is_ready(self, budget: int | None) -> bool:
+        return budget is None or self.kind not in COMPLETE or self._exits.size < budget or "_shortest" in vars(self)
+
     def matcher(self, budget: int | None = None) -> GuardedMatcher:
         judge = self.plan.judge if self.plan is not None else None
         search = Search(judge, self.backend.tokens) if judge is not None else None

@@ -41,6 +41,8 @@ GROUPS: Groups = (
     (frozenset({"$dynamicRef", "$recursiveRef"}), lower_any.dynamic_reference),
 )
 
+KEYWORDS = frozenset().union(*(keywords for keywords, _ in GROUPS))
+
 
 def lower(schema: Json, scope: Scope, dialect: Dialect, effort: Effort) -> Lowered:
     """Raises GrammarError with a pointer for what is malformed, unsupported or cannot be satisfied."""

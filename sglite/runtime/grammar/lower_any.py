@@ -15,6 +15,7 @@ from sglite.runtime.grammar.lowering import (
     conjoin_last,
     strings,
 )
+from sglite.runtime.grammar.negate import TYPES as ANY_TYPE
 from sglite.runtime.grammar.negate import complement, normal
 from sglite.runtime.grammar.refs import Json, refuse
 
@@ -103,7 +104,7 @@ def one_of(low: Lowering, place: Place, out: dict[str, Any]) -> None:
     _drop_known_type(place, out, "oneOf")
     branches = [low.sub(place, schema, "oneOf", i) for i, schema in enumerate(schemas)]
     alternatives(out, branches)
-    asked = place.node.get("type", proofs.TYPES)
+    asked = place.node.get("type", ANY_TYPE)
     types = proofs.exclusive_types(schemas, place.scope, asked)
     if types is None:
         low.judge(place, "oneOf")

@@ -42,7 +42,6 @@ def plan_schema(source: str, compile: Callable[[Constraint], MaskGrammar]) -> Sc
     scope = root_scope(schema, source, dialect)
     lowered, masks = _masks(schema, scope, dialect, EFFORTS[_has_many_conditions(schema, source) :], compile)
     atlas = Atlas(schema, scope, dialect, lowered.judged)
-    _refuse_cycles(atlas, lowered)
     validation = Validation(schema, dialect)
     judge = SchemaJudge(atlas, validation) if lowered.judged else None
     return SchemaPlan(masks, lowered.mask, judge, validation, lowered.how)
@@ -61,6 +60,8 @@ def _masks(
         if refusal is not None and effort.merge and "circular" in str(refusal):
             continue  # only merging less helps
         lowered = lower(schema, scope, dialect, effort)
+        if refusal is None:
+            _refuse_cycles(Atlas(schema, scope, dialect, lowered.judged), lowered)
         try:
             return lowered, compile(Constraint("json_schema", json.dumps(lowered.mask, ensure_ascii=False)))
         except GrammarError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from sglite.runtime.grammar.base import MaskGrammar, MaskMatcher
@@ -124,6 +125,7 @@ def _key(name: str) -> str:
 
 def _spellings(value: Json) -> list[str]:
     found = [json.dumps(value, ensure_ascii=False), json.dumps(value)]
-    if isinstance(value, float) and value.is_integer():
-        found.append(str(int(value)))
+    if isinstance(value, float):
+        found.append(f"{Decimal(repr(value)):f}")
+        found += [str(int(value))] if value.is_integer() else []
     return list(dict.fromkeys(found))

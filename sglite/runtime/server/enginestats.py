@@ -23,6 +23,7 @@ _GAUGES = {
     "pages_free": "Pages of the KV pool that hold nothing",
     "pages_cached": "Pages of the KV pool that only the prefix cache holds",
     "pages_protected": "Pages of the prefix cache that are in use or pinned",
+    "grammar_cache_bytes": "Bytes of compiled constraints",
     "tree_nodes": "Nodes of the prefix cache's tree",
     "worker_silence": "Seconds since the engine's own loop was last heard of",
 }
@@ -33,6 +34,15 @@ _COUNTERS = {
     "hit_tokens": "Prompt tokens found in the cache",
     "computed_tokens": "Positions computed",
     "evicted_pages": "Pages that the prefix cache gave up",
+    "grammar_cache_hits": "Constraints found compiled",
+    "grammar_compilations": "Constraints compiled, or refused",
+    "grammar_compile_seconds": "Seconds spent compiling constraints",
+    "grammar_evictions": "Compiled constraints that gave their place to others",
+    "constrained_complete": "Samples under a constraint that ended with a complete answer",
+    "constrained_failed": "Requests under a constraint for which no answer was found",
+    "constrained_tokens": "Tokens of answers under a constraint",
+    "constrained_forced_tokens": "Of them, those that the constraint forced without sampling",
+    "constrained_rollbacks": "Times that tokens were taken back because of a constraint",
     "worker_restarts": "Times that the engine's process was started again",
 }
 _SHARES = {
@@ -54,6 +64,7 @@ class EngineStats(Collector):
 
     def __init__(self) -> None:
         self.values: Mapping[str, float] = {}
+        self.refusals: Mapping[str, int] = {}
         self._asking: asyncio.Task[None] | None = None
 
     async def refresh(self, backend: Backend) -> None:
@@ -70,6 +81,7 @@ class EngineStats(Collector):
         except SgliteError:  # it is down, or about to be: other metrics say so
             return
         self.values = {name: value for name, value in told.items() if type(value) in (int, float)}
+        self.refusals = told.get("grammar_refusals", {})
 
     def collect(self) -> Iterable[Metric]:
         values = self.values
@@ -79,10 +91,20 @@ class EngineStats(Collector):
         for name, text in _COUNTERS.items():
             if name in values:
                 yield CounterMetricFamily(f"sglite_{name}", text, values[name])
+        if self.refusals:
+            yield self._refusals()
         for name, (text, part, whole, missing) in _SHARES.items():
             if part in values and whole in values:
                 share = values[part] / max(1, values[whole])
                 yield GaugeMetricFamily(f"sglite_{name}", text, 1 - share if missing else share)
+
+    def _refusals(self) -> Metric:
+        family = CounterMetricFamily(
+            "sglite_grammar_refusals", "Constraints refused, by the keyword at fault", labels=["keyword"]
+        )
+        for keyword, count in self.refusals.items():
+            family.add_metric([keyword], count)
+        return family
 
     def describe(self) -> Iterable[Metric]:
         return ()

@@ -5,13 +5,13 @@ These need more of a backend than the one verb, so they are refused by name wher
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 from fastapi import APIRouter
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from sglite.errors import GrammarError, InvalidRequestError, UnsupportedError
+from sglite.errors import InvalidRequestError, UnsupportedError
 from sglite.protocol import Constraint, Prompt
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx
@@ -21,6 +21,7 @@ from sglite.runtime.server.openai_fields import ConstrainedBody
 from sglite.runtime.server.prompts import TemplateArguments, render
 from sglite.runtime.server.tools import Tools
 
+MAX_TEXTS = 64
 router = APIRouter(route_class=StrictRoute, tags=["text"])
 
 
@@ -33,7 +34,7 @@ class Tokenizing(Protocol):
 
 @runtime_checkable
 class ConstraintChecking(Protocol):
-    async def check_constraint(self, constraint: Constraint) -> None: ...
+    async def check_texts(self, constraint: Constraint, texts: Sequence[str]) -> Mapping[str, Any]: ...
 
 
 class Tokenize(f.Body):
@@ -62,7 +63,9 @@ class Detokenize(f.Body):
 
 
 class GrammarCheck(ConstrainedBody):
-    pass
+    """A constraint as in a request, and texts to try."""
+
+    texts: Annotated[list[f.ConstraintText], Field(default_factory=list, max_length=MAX_TEXTS)]
 
 
 @router.post("/tokenize")
@@ -84,18 +87,17 @@ async def detokenize(body: Detokenize, context: Ctx) -> dict[str, Any]:
 
 @router.post("/v1/grammar/check")
 async def check_grammar(body: GrammarCheck, context: Ctx) -> dict[str, Any]:
-    """Whether a request under this constraint would be served, and what is wrong where it would not."""
+    """Whether a request under this constraint would be served, and what is wrong where it would not; how each keyword
+    is enforced; and for each of ``texts`` whether it is accepted."""
     constraint, engine = body.constraint(), context.service.engine
     if constraint is None:
         raise InvalidRequestError("give a constraint, in one of the fields of a request", param="response_format")
     if not isinstance(engine, ConstraintChecking):
         raise UnsupportedError("this server's backend cannot check constraints", param="response_format")
-    try:
-        await engine.check_constraint(constraint)
-    except GrammarError as error:
-        problem = {"message": str(error), "kind": error.kind, "pointer": error.pointer}
-        return {"valid": False, "kind": constraint.kind, "problem": problem}
-    return {"valid": True, "kind": constraint.kind, "problem": None}
+    told = dict(await engine.check_texts(constraint, body.texts))
+    problem = {"message": told.pop("reason"), "pointer": told.pop("pointer"), "kind": told.pop("kind", None)}
+    valid = told.pop("accepted")
+    return {"valid": valid, "kind": constraint.kind, "problem": None if valid else problem, **told}
 
 
 async def _rendered(body: Tokenize, context: Context) -> Prompt:

@@ -110,6 +110,10 @@ class Supervisor:
     async def check_constraint(self, constraint: Constraint) -> None:
         await self._ask("check_constraint", constraint)
 
+    async def check_texts(self, constraint: Constraint, texts: Sequence[str]) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = await self._ask("check_texts", constraint, tuple(texts))
+        return found
+
     async def pin(self, prompt: Prompt, ttl: float, *, namespace: str = "") -> int:
         """See ``Engine.pin``. A worker that dies takes its pins along."""
         kept: int = await self._ask("pin", prompt, ttl, namespace)

@@ -118,6 +118,7 @@ VERBS: Mapping[str, Verb] = {
     "stats": Verb((), Mapping[str, Any]),
     "abort": Verb((str,), type(None)),
     "check_constraint": Verb((Constraint,), type(None)),
+    "check_texts": Verb((Constraint, tuple[str, ...]), Mapping[str, Any]),
     "tokenize": Verb((Prompt,), tuple[int, ...]),
     "detokenize": Verb((tuple[int, ...],), str),
     "pin": Verb((Prompt, float, str), int, ("namespace",)),
