@@ -8,7 +8,7 @@ standard library, and nothing here is ever changed after it is built: use ``data
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -306,6 +306,15 @@ class Backend(Protocol):
     async def flush_cache(self) -> None: ...
 
     async def aclose(self) -> None: ...
+
+
+class AnswersAtOnce(Protocol):
+    """A backend that never waits. Its whole answers are taken where a program asks, without an event loop."""
+
+    @property
+    def answer(self) -> Callable[[GenerateRequest], Sequence[Chunk]] | None:
+        """What ``generate`` would give and raise, in one go; None where this one has to wait after all."""
+        ...
 
 
 @runtime_checkable

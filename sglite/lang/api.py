@@ -9,7 +9,8 @@ from typing import Any, TypedDict, Unpack
 
 from sglite.errors import GrammarError, ProgramError, UnsupportedError
 from sglite.lang.choices import ChoicesMethod, find_method
-from sglite.lang.nodes import Appendable, Expr, Gen, RoleBegin, RoleEnd, Row, Select, flatten, role
+from sglite.lang.memo import remembered
+from sglite.lang.nodes import Appendable, Expr, Gen, RoleBegin, RoleEnd, Row, Select, check_name, flatten, role
 from sglite.lang.options import given_options
 from sglite.lang.run import as_backend, forget_info, get_default, set_default
 from sglite.lang.schema import dtype_of, from_json_schema, from_type
@@ -18,6 +19,7 @@ from sglite.protocol import Backend, Constraint
 from sglite.reasoning import reasoning_format
 
 
+@remembered
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -55,41 +57,33 @@ def gen(
     first. A stop string is neither in the variable nor in the state.
     Raises ProgramError, InvalidRequestError and GrammarError naming the argument that cannot be.
     """
-    given = given_options(
-        {
-            "max_new_tokens": max_tokens,
-            "min_new_tokens": min_tokens,
-            "n": n,
-            "stop": stop,
-            "stop_token_ids": stop_token_ids,
-            "stop_regex": stop_regex,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "frequency_penalty": frequency_penalty,
-            "presence_penalty": presence_penalty,
-            "repetition_penalty": repetition_penalty,
-            "seed": seed,
-            "ignore_eos": ignore_eos,
-            "return_logprob": return_logprob,
-            "logprob_start_len": logprob_start_len,
-            "top_logprobs_num": top_logprobs_num,
-            "return_text_in_logprobs": return_text_in_logprobs,
-        }
-    )
-    _check_name(name)
-    shapes = {"dtype": dtype, "choices": choices, "regex": regex, "json_schema": json_schema, "schema": schema}
-    wanted = [argument for argument, value in shapes.items() if value is not None]
-    if len(wanted) > 1:
+    return _generation({argument: value for argument, value in locals().items() if value is not None})
+
+
+def _generation(arguments: dict[str, Any]) -> Gen | Select:
+    """What the arguments of ``gen`` that were given ask for."""
+    name = arguments.pop("name", None)
+    check_name(name)
+    shapes = [argument for argument in _SHAPES if argument in arguments]
+    if len(shapes) > 1:
         raise ProgramError(
-            f"gen({name!r}): {wanted[0]} and {wanted[1]} cannot be combined; at most one shapes the text"
+            f"gen({name!r}): {shapes[0]} and {shapes[1]} cannot be combined; at most one shapes the text"
         )
-    if choices is not None:
-        return _choose(name, choices, choices_method, given)
-    if choices_method is not None:
+    if "choices_method" in arguments and "choices" not in arguments:
         raise ProgramError(f"gen({name!r}): choices_method needs choices")
-    return _SHAPES[wanted[0]](name, given, shapes[wanted[0]]) if wanted else Gen(name, tuple(given.items()))
+    wanted = [arguments.pop(argument) for argument in shapes]
+    method = arguments.pop("choices_method", None)
+    given = given_options({_WORDS.get(argument, argument): value for argument, value in arguments.items()})
+    if not shapes:
+        return Gen(name, tuple(given.items()))
+    if shapes[0] == "choices":
+        return _choose(name, given, wanted[0], method)
+    return _BY_SHAPE[shapes[0]](name, given, wanted[0])
+
+
+_SHAPES = ("dtype", "choices", "regex", "json_schema", "schema")
+_WORDS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+"""What the protocol calls arguments of ``gen``, where it has other words."""
 
 
 class GenOptions(TypedDict, total=False):
@@ -145,16 +139,14 @@ def select(
     ``choices_method`` is ``token_length_normalized`` (the default), ``greedy_token_selection``,
     ``unconditional_likelihood_normalized`` or ``exact``; scores are in ``s.get_meta_info(name)``.
     """
-    _check_name(name)
+    check_name(name)
     texts = _choices(choices)
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= 100:
         raise ProgramError(f"select: temperature must be a number from 0 to 100, not {temperature!r}")
     return Select(name, texts, float(temperature), find_method(choices_method))
 
 
-def _choose(
-    name: str | None, choices: Sequence[str], method: ChoicesMethod | str | None, given: Mapping[str, Any]
-) -> Select:
+def _choose(name: str | None, given: Mapping[str, Any], choices: Any, method: ChoicesMethod | str | None) -> Select:
     others = sorted(given.keys() - {"temperature"})
     if others:
         raise ProgramError(f"gen({name!r}): {others[0]} has no effect together with choices; leave it out")
@@ -196,17 +188,12 @@ def _by_type(name: str | None, given: dict[str, Any], kind: Any) -> Gen:
     return Gen(name, tuple(given.items()), constraint, "schema", read)
 
 
-_SHAPES: dict[str, Callable[[str | None, dict[str, Any], Any], Gen]] = {
+_BY_SHAPE: dict[str, Callable[[str | None, dict[str, Any], Any], Gen]] = {
     "dtype": _by_dtype,
     "regex": _by_regex,
     "json_schema": _by_json_schema,
     "schema": _by_type,
 }
-
-
-def _check_name(name: Any) -> None:
-    if name is not None and (not isinstance(name, str) or not name):
-        raise ProgramError(f"the name of a variable must be a text that is not empty, not {name!r}")
 
 
 # ------------------------------------------------------------------------------------------------------------- turns

@@ -74,6 +74,8 @@ class Branch:
         self._busy = held
         self._task: asyncio.Task[None] | None = None
         self._request_id: str | None = None
+        self._program = ProgramInfo(run.id, name)
+        self._called = False
         self._children: list[weakref.ref[Branch]] = []
 
     # ---- the author's side
@@ -83,7 +85,9 @@ class Branch:
         if self.ended:
             raise ProgramError("this state has ended (joined, cancelled or returned); nothing can be appended to it")
         self._follow_turns(row)
-        self._queue.extend([(node, self._declare(node, site), site) for node in row])
+        for node in row:
+            variable = self._declare(node, site) if type(node) in _DEFINING else None
+            self._queue.append((node, variable, site))
         with self._lock:
             if self._busy:
                 return
@@ -105,10 +109,8 @@ class Branch:
                 role = None
         self.role = role
 
-    def _declare(self, node: Expr, site: Site | None) -> Variable | None:
+    def _declare(self, node: Expr, site: Site | None) -> Variable:
         """The variable that ``node`` will fill, known by its name from now on."""
-        if type(node) not in _DEFINING:
-            return None
         assert isinstance(node, (Gen, Select, ScopeEnd))
         variable = Variable(node.name, site)
         if isinstance(node, Gen):
@@ -144,6 +146,12 @@ class Branch:
     def is_idle(self) -> bool:
         return not self._busy
 
+    async def settle(self) -> None:
+        """Until it is idle, and its children with it."""
+        await self.progress.until(self.is_idle)
+        for child in self._living():
+            await child.settle()
+
     def is_over(self) -> bool:
         """Nothing is running, and nobody will append anything."""
         return self.ended and not self._busy
@@ -152,6 +160,7 @@ class Branch:
         """Nobody will append to it any more."""
         self.ended = True
         self.progress.notify()
+        self._tell_end()
 
     def finish(self) -> None:
         """The program's function is over, and with it this branch and its children."""
@@ -201,8 +210,11 @@ class Branch:
         return call
 
     def program(self) -> ProgramInfo:
-        last = self.ended and not any(type(item[0]) in _LEADING_TO_CALLS for item in self._queue)
-        return ProgramInfo(self.run.id, self.name, last)
+        if self.ended and not any(type(item[0]) in _LEADING_TO_CALLS for item in self._queue):
+            self._called = False
+            return ProgramInfo(self.run.id, self.name, last=True)
+        self._called = True
+        return self._program
 
     # ---- working through the queue
 
@@ -217,6 +229,10 @@ class Branch:
                     assert waiting is None, "an instant node does not wait"
                 except Exception as error:
                     self._fail(item, error)
+                except BaseException:
+                    self._fail(item, AbortedError("the program was interrupted"))
+                    self._advance()
+                    raise
             if queue:
                 self.run.home.call(self._begin)
                 return
@@ -230,7 +246,15 @@ class Branch:
                 return False
             self._busy = False
         self.progress.notify()
+        if self.ended:
+            self._tell_end()
         return True
+
+    def _tell_end(self) -> None:
+        """A backend that keeps what a branch may come back to hears that this one will not, if it has called at all."""
+        if self._called and self.is_over():
+            self._called = False
+            self.run.tell_end(self.name)
 
     def _is_instant(self, node: Expr) -> bool:
         kind = type(node)
@@ -239,7 +263,7 @@ class Branch:
         if kind in _TURNING:
             return self.run.info is not None
         if kind in _CALLING:
-            return False
+            return kind is Gen and self.run.answer is not None and self.run.info is not None
         return not isinstance(node, _JOINING) or all(child.is_idle() for child in node.children)
 
     def _begin(self) -> None:

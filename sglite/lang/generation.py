@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from sglite.errors import AbortedError, RequestError
 from sglite.lang.calls import Call
 from sglite.lang.variables import Variable
-from sglite.protocol import Chunk, Finish, TokenLogprob, Usage
+from sglite.protocol import Chunk, Finish, GenerateRequest, TokenLogprob, Usage
 from sglite.reasoning import ReasoningSplitter, reasoning_format
 
 
@@ -58,10 +58,13 @@ class Sample:
 class Generation:
     """Fills ``variable``, and its ``thinking`` with what a model of type ``reasoning`` thinks, as chunks come in."""
 
+    __slots__ = ("_began", "_format", "_log", "_thinking", "_variable", "call", "samples")
+
     def __init__(
         self,
         call: Call,
         variable: Variable,
+        count: int = 1,
         *,
         reasoning: str | None = None,
         log: Callable[[str], None] | None = None,
@@ -72,20 +75,30 @@ class Generation:
         self._format = reasoning_format(reasoning) if reasoning is not None else None
         self._log = log
         self._began = time.perf_counter()
-        self.samples: list[Sample] = []
-
-    async def collect(self, stream: AsyncIterator[Chunk], count: int) -> None:
-        """Reads the stream to its end. Closing it early (by cancellation) aborts the request."""
         self.samples = [self._sample() for _ in range(count)]
-        self.call.error = None  # of an attempt before this one
+
+    async def collect(self, stream: AsyncIterator[Chunk]) -> None:
+        """Reads the stream to its end. Closing it early (by cancellation) aborts the request."""
+        self._begin_again()
         try:
             async for chunk in stream:
                 self._take(chunk)
             self._check()
         except BaseException as error:
-            if isinstance(error, Exception):
-                self.call.error = str(error) or type(error).__name__
+            self._note(error)
             await _close(stream)
+            raise
+        finally:
+            self._record()
+
+    def take(self, answer: Callable[[GenerateRequest], Iterable[Chunk]], request: GenerateRequest) -> None:
+        """``collect`` from a backend that answers at once."""
+        try:
+            for chunk in answer(request):
+                self._take(chunk)
+            self._check()
+        except BaseException as error:
+            self._note(error)
             raise
         finally:
             self._record()
@@ -102,6 +115,8 @@ class Generation:
         text = sample.text
         if sample.splitter is not None or not sample.ids:
             return (), text, ""
+        if not sample.uncovered:
+            return tuple(sample.ids), text, ""
         covered = len(text) - sample.uncovered
         return tuple(sample.ids), text[:covered], text[covered:]
 
@@ -114,6 +129,15 @@ class Generation:
         self._variable.set([s.text for s in self.samples] if several else self.samples[0].text)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _begin_again(self) -> None:
+        """Nothing is left of an attempt that was refused before this one."""
+        self.call.error = None
+        self.samples[:] = [self._sample() for _ in self.samples]
+
+    def _note(self, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            self.call.error = str(error) or type(error).__name__
 
     def _sample(self) -> Sample:
         return Sample(ReasoningSplitter(self._format) if self._format else None)
@@ -164,7 +188,7 @@ async def gather(call: Call, stream: AsyncIterator[Chunk]) -> list[Chunk]:
             yield chunk
 
     try:
-        await recorder.collect(pass_on(), 1)
+        await recorder.collect(pass_on())
     finally:
         await _close(stream)
     return chunks

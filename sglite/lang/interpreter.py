@@ -108,7 +108,7 @@ async def _wait_for(children: Sequence[Branch], act: Callable[[], None]) -> None
     act()
 
 
-async def _gen(branch: Branch, node: n.Gen, variable: Variable, site: Site | None) -> None:
+def _gen(branch: Branch, node: n.Gen, variable: Variable, site: Site | None) -> Awaitable[None] | None:
     run = branch.run
     made = plan(run.options, node.given)
     check(node, made, run.known_info)
@@ -122,11 +122,21 @@ async def _gen(branch: Branch, node: n.Gen, variable: Variable, site: Site | Non
         program=branch.program(),
     )
     branch.turns.generated()
-    generation = Generation(call, variable, reasoning=node.reasoning, log=branch.write if run.stream else None)
-    variable.meta = meta_of(generation, with_text=made.with_text)
+    log = branch.write if run.stream else None
+    generation = Generation(call, variable, made.sampling.n, reasoning=node.reasoning, log=log)
+    variable.meta = meta_of(call, generation.samples, with_text=made.with_text)
+    if run.answer is None:
+        return _receive(branch, variable, generation, request)
+    generation.take(run.answer, request)
+    _publish(branch, generation)
+    return None
+
+
+async def _receive(branch: Branch, variable: Variable, generation: Generation, request: GenerateRequest) -> None:
+    run = branch.run
     branch.generating = variable
     try:
-        await run.traffic.send(lambda: generation.collect(run.backend.generate(request), made.sampling.n))
+        await run.traffic.send(lambda: generation.collect(run.backend.generate(request)))
     except asyncio.CancelledError:
         if not variable.stopped:
             raise
@@ -134,17 +144,18 @@ async def _gen(branch: Branch, node: n.Gen, variable: Variable, site: Site | Non
         generation.stop()
     finally:
         branch.generating = None
-    _take_answer(branch, generation)
-    generation.publish()
+    _publish(branch, generation)
 
 
-def _take_answer(branch: Branch, generation: Generation) -> None:
+def _publish(branch: Branch, generation: Generation) -> None:
+    """The answer becomes part of the state, and then its variable's value."""
     ids, text, rest = generation.answer()
     if ids and branch.run.known_info.capabilities.token_prompts:
         branch.transcript.add(ids, text)
         branch.transcript.say(rest)
     else:
         branch.transcript.say(text + rest)
+    generation.publish()
 
 
 async def _select(branch: Branch, node: n.Select, variable: Variable, site: Site | None) -> None:

@@ -1,10 +1,13 @@
-"""What is remembered about a backend for as long as it lives."""
+"""What is remembered: about a backend for as long as it lives, and expressions that were made before."""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, Generic, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -29,3 +32,18 @@ class PerBackend(Generic[T]):
 
     def forget(self, backend: Any) -> None:
         self._known.pop(id(backend), None)
+
+
+def remembered(make: Callable[P, T]) -> Callable[P, T]:
+    """For functions that make immutable things: the same arguments, as in a loop, give the same one again."""
+    known = lru_cache(1024, typed=True)(make)
+
+    @wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return known(*args, **kwargs)
+        except TypeError:  # an argument that has no hash, such as a list
+            pass
+        return make(*args, **kwargs)
+
+    return made

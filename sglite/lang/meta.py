@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from sglite.lang.calls import Call
-from sglite.lang.generation import Generation, Sample
+from sglite.lang.generation import Sample
 from sglite.protocol import Finish, TokenLogprob
 
 LogprobEntry = tuple[float | None, int, str | None]
 
 
-def meta_of(generation: Generation, *, with_text: bool) -> Callable[[], Any]:
+def meta_of(call: Call, samples: list[Sample], *, with_text: bool) -> Callable[[], Any]:
     """One dictionary, or a list of them when several samples were asked for; as of when it is called."""
 
     def meta() -> Any:
-        each = [meta_info(generation.call, sample, with_text=with_text) for sample in generation.samples]
+        each = [meta_info(call, sample, with_text=with_text) for sample in samples]
         return each[0] if len(each) == 1 else each
 
     return meta

@@ -136,3 +136,9 @@ def flatten(value: Any) -> tuple[Expr, ...]:
 def role(name: str, expr: Appendable | None = None) -> Row:
     """A whole turn."""
     return Row((RoleBegin(name), *(() if expr is None else flatten(expr)), RoleEnd(name)))
+
+
+def check_name(name: Any) -> None:
+    """Raises ProgramError for what cannot name a variable."""
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ProgramError(f"the name of a variable must be a text that is not empty, not {name!r}")

@@ -80,12 +80,13 @@ NAMES = SAMPLING | LOGPROBS
 
 def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """What the author really set, in the protocol's types. Raises ProgramError for switches that are no booleans."""
-    given = {name: value for name, value in values.items() if value is not None}
-    for name in given.keys() & _LISTS:
-        given[name] = _listed(name, given[name])
-    for name in given.keys() & _SWITCHES:
-        if not isinstance(given[name], bool):
-            raise ProgramError(f"{name} must be True or False, not {given[name]!r}")
+    given = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise ProgramError(f"{name} must be True or False, not {value!r}")
+        given[name] = _listed(name, value) if name in _LISTS else value
     return given
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-import uuid
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from sglite.chat import Frames
-from sglite.errors import ProgramError
+from sglite.errors import ProgramError, SgliteError
 from sglite.lang.calls import ProgramTrace
 from sglite.lang.memo import PerBackend
 from sglite.lang.options import Options
 from sglite.lang.traffic import traffic_of
 from sglite.lang.waiting import Home, Signal
-from sglite.protocol import Backend, ModelInfo
+from sglite.protocol import Backend, Chunk, GenerateRequest, ModelInfo, end_program
 
 _infos: PerBackend[ModelInfo] = PerBackend()
 
@@ -24,17 +26,30 @@ class Run:
     """``changed`` is notified when a name appears and when the body is over."""
 
     def __init__(self, backend: Backend, home: Home, options: Options, function: str, *, stream: bool) -> None:
-        self.id = uuid.uuid4().hex
+        self.id = os.urandom(16).hex()
         self.backend = backend
         self.home = home
         self.options = options
         self.stream = stream
         self.info = _infos.get(backend)
+        self.answer: Callable[[GenerateRequest], Iterable[Chunk]] | None = getattr(backend, "answer", None)
+        """Where the backend never waits: a whole answer at once (see AnswersAtOnce)."""
+        self._keeps = callable(getattr(backend, "end_program", None))
         self.traffic = traffic_of(backend)
         self.trace = ProgramTrace(self.id, function)
         self.changed = Signal()
         self.body = Body()
         self._frames: Frames | None = None
+
+    def tell_end(self, branch: str) -> None:
+        """No call comes from ``branch`` any more. From any thread; backends that keep nothing are not told."""
+        if self._keeps:
+            with suppress(ProgramError):  # the loop is gone, and nothing can be told any more
+                self.home.call(self.home.start, self._end(branch))
+
+    async def _end(self, branch: str) -> None:
+        with suppress(SgliteError):  # it may be closed already
+            await end_program(self.backend, self.id, branch)
 
     async def load(self) -> None:
         """Asks the backend about its model, once per backend."""

@@ -57,6 +57,7 @@ class ProgramState:
 
     def var_scope(self, name: str) -> Any:
         """``with s.var_scope("x"):`` makes a variable of everything appended inside."""
+        n.check_name(name)
         return self._between(n.ScopeBegin(name), n.ScopeEnd(name), _caller())
 
     @contextmanager
@@ -116,11 +117,11 @@ class ProgramState:
         return variable.read()
 
     async def wait(self) -> None:
-        """Until everything appended so far is done. Does not raise; see ``error``."""
-        await self._branch.progress.until(self._branch.is_idle)
+        """Until everything appended so far is done, here and in its forks. Does not raise; see ``error``."""
+        await self._branch.settle()
 
     def sync(self) -> None:
-        """``wait`` for programs that are plain functions."""
+        """Until everything appended so far is done, for programs that are plain functions. Does not raise."""
         branch = self._branch
         if not branch.is_idle():
             branch.run.home.refuse_blocking("waiting for a state")

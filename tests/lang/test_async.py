@@ -492,3 +492,14 @@ def test_thousands_of_states_in_one_process() -> None:
     states = ask.run_batch([{"question": "q"}] * 3000, backend=MockBackend("x"))
     assert all(state.ret_value == "x" for state in states)
     assert threading.active_count() <= before + 1
+
+
+def test_waiting_for_a_state_waits_for_its_forks() -> None:
+    @sgl.function
+    async def program(s):
+        forks = s.fork(2)
+        forks += "q" + sgl.gen("x")
+        await s.wait()
+        return [fork["x"] for fork in forks]
+
+    assert program.run(backend=MockBackend("ok", latency=0.01)).ret_value == ["ok", "ok"]

@@ -416,3 +416,14 @@ def test_a_refusal_names_the_call_once_and_the_word_the_author_used() -> None:
         sgl.function(patient).run(backend=backend)
     assert str(caught.value).count("gen(") == 1
     assert not backend.requests
+
+
+@pytest.mark.parametrize("name", ["", 7])
+def test_a_scope_needs_a_name(name: object) -> None:
+    @sgl.function
+    def program(s):
+        with s.var_scope(name):
+            s += "x"
+
+    with pytest.raises(ProgramError, match="the name of a variable must be a text"):
+        program.run(backend=MockBackend())

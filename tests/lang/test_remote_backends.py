@@ -14,6 +14,7 @@ import pytest
 
 import sglite as sgl
 from sglite import errors
+from sglite.lang.backends import client
 from sglite.lang.backends.anthropic import Anthropic
 from sglite.lang.backends.client import sse_data
 from sglite.lang.backends.http import RuntimeEndpoint
@@ -143,11 +144,13 @@ def test_a_bad_request_is_refused_by_name() -> None:
 
 def test_an_overloaded_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
+    asked = client._wait
 
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
+    def wait(response: httpx.Response, attempt: int) -> float:
+        waits.append(asked(response, attempt))
+        return 0.0
 
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(client, "_wait", wait)
     mock = MockBackend([errors.OverloadedError("full"), errors.UnavailableError("loading"), "ok"])
     assert "".join(c.text for c in run(over_http(mock), chat())) == "ok"
     assert waits == [1.0, 5.0]

@@ -112,3 +112,55 @@ def test_the_mock_obeys_stop_regex() -> None:
     assert state.get_meta_info("x")["finish_reason"] == {"type": "stop", "matched": "[0-9]"}
     with pytest.raises(InvalidRequestError, match="stop_regex"):
         counting.run("[", backend=mock)
+
+
+@sgl.function
+def everything(s):
+    s += sgl.user("q") + sgl.assistant(sgl.gen("a", stop=["z"], return_logprob=True, n=2))
+    forks = s.fork(2)
+    forks += sgl.gen("b", min_tokens=3)
+    forks.join("concate_and_append")
+    s += sgl.gen("c", choices=["yes", "no"]) + sgl.gen("d", regex="[0-9]{2}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_at_once_is_the_answer_that_streams(stream: bool) -> None:
+    """The fast path and its plain twin: chunks out of ``answer``, and the same chunks over the event loop."""
+
+    class Streaming(MockBackend):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                yield chunk
+
+    fast, plain = MockBackend("one twoz"), Streaming("one twoz")
+    assert fast.answer is not None and plain.answer is None
+    states = [everything.run(backend=backend, stream=stream) for backend in (fast, plain)]
+    texts = ["".join(state.text_iter()) for state in states]
+    assert texts[0] == texts[1] and "one two" in texts[0]
+    assert states[0].messages() == states[1].messages()
+    assert [state["a"] for state in states] == [["one two"] * 2] * 2
+    assert [state["d"] for state in states] == [states[0]["d"]] * 2
+    tokens = [[entry["output_token_logprobs"] for entry in state.get_meta_info("a")] for state in states]
+    assert tokens[0] == tokens[1]
+    for ours, theirs in zip(fast.requests, plain.requests, strict=True):
+        assert (ours.prompt, ours.sampling) == (theirs.prompt, theirs.sampling)
+
+
+def test_min_tokens_are_there() -> None:
+    @sgl.function
+    def program(s):
+        s += "q" + sgl.gen("a", min_tokens=4)
+
+    state = program.run(backend=MockBackend("one"))
+    assert state["a"] == "one ok ok ok"
+    assert state.get_meta_info("a")["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize("script", [None, "text"])
+def test_a_regex_that_is_none_is_refused_in_words(script: str | None) -> None:
+    @sgl.function
+    def program(s):
+        s += "q" + sgl.gen("a", regex="(")
+
+    with pytest.raises(sgl.GrammarError, match=r"regex '\(': \S+"):
+        program.run(backend=MockBackend(script))["a"]

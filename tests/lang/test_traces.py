@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 
 import pytest
 from rich.console import Console
@@ -271,3 +272,35 @@ def test_what_is_known_of_a_model_is_asked_once() -> None:
         tree.run("why?", backend=backend)
     assert asked == [1]
     assert prompt_text(backend.requests[0].prompt).startswith("SYSTEM: ")
+
+
+class Keeping(MockBackend):
+    """Remembers which branches it was told have ended."""
+
+    def __init__(self) -> None:
+        super().__init__("x")
+        self.ends: list[tuple[str, str]] = []
+        self.told = threading.Semaphore(0)
+
+    async def end_program(self, program: str, branch: str = "", *, namespace: str = "") -> None:
+        self.ends.append((program, branch))
+        self.told.release()
+
+
+def test_a_backend_hears_of_each_branch_that_ends() -> None:
+    backend = Keeping()
+
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("a")
+        forks = s.fork(2)
+        forks[1] += sgl.gen("b")
+        forks[1]["b"]  # so that its call cannot be marked as the last one
+        forks.join()
+        assert backend.told.acquire(timeout=60)
+        assert [branch for _, branch in backend.ends] == ["1"]
+
+    program.run(backend=backend)
+    assert backend.told.acquire(timeout=60)
+    name = backend.requests[0].program.program
+    assert backend.ends == [(name, "1"), (name, "")], "a branch that never called is not mentioned"

@@ -45,7 +45,7 @@ def satisfies(text: str, constraint: Constraint) -> bool:
     if constraint.kind == "choices":
         return text in json.loads(constraint.source)
     if constraint.kind == "regex":
-        return re.fullmatch(constraint.source, text) is not None
+        return _matches(constraint.source, text)
     if constraint.kind not in ("json_schema", "json_object"):
         return True
     try:
@@ -53,6 +53,17 @@ def satisfies(text: str, constraint: Constraint) -> bool:
     except ValueError:
         return False
     return isinstance(value, dict) if constraint.kind == "json_object" else _is_valid(constraint.source, value)
+
+
+def _matches(pattern: str, text: str) -> bool:
+    try:
+        return re.fullmatch(pattern, text) is not None
+    except re.error as error:
+        raise _bad_regex(pattern, error) from error
+
+
+def _bad_regex(pattern: str, error: Exception) -> GrammarError:
+    return GrammarError(f"regex {pattern!r}: {str(error) or 'it cannot be read as one'}", param="regex")
 
 
 def _is_valid(source: str, value: Any) -> bool:
@@ -71,7 +82,7 @@ def shortest_match(pattern: str) -> str:
     try:
         fsm = interegular.parse_pattern(pattern.removeprefix("^").removesuffix("$")).to_fsm()
     except Exception as error:  # the library has no error type of its own for all of them
-        raise GrammarError(f"regex {pattern!r}: {error}", param="regex") from error
+        raise _bad_regex(pattern, error) from error
     letters = {key: _usual(symbols) for key, symbols in fsm.alphabet.by_transition.items()}
     waiting = deque([(fsm.initial, "")])
     seen = {fsm.initial}

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 from sglite.errors import InvalidRequestError, RequestError
@@ -53,8 +54,8 @@ class MockBackend:
     An answer that is an exception is raised. Where the script has no answer (None), or its text or mapping none that
     satisfies the constraint, the mock gives the least text that does, or "ok"; an answer of a list or function that
     violates the constraint fails the request. For candidates the answer is the winner. ``latency`` (seconds) passes
-    before the first piece, ``pace`` before each one. A piece is a word with the space before it, and counts as one
-    token of the answer; the prompt's tokens are guessed.
+    before the first piece, ``pace`` before each one. An answer shorter than ``min_tokens`` is followed by " ok"s.
+    A piece is a word with the space before it, and counts as one token of the answer; the prompt's tokens are guessed.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class MockBackend:
         self._answers: Iterator[Answer] = iter(()) if isinstance(script, str) else _listed(script)
         self._latency = latency
         self._pace = pace
+        self._waits = bool(latency or pace or callable(script)) or type(self).generate is not MockBackend.generate
         self._info = ModelInfo(
             name=name, context_length=context_length, chat_template=chat_template, capabilities=capabilities
         )
@@ -91,11 +93,23 @@ class MockBackend:
         """What each request's prompt reads as."""
         return [prompt_text(request.prompt) for request in self.requests]
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    @property
+    def answer(self) -> Callable[[GenerateRequest], list[Chunk]] | None:
+        """What ``generate`` gives, at once; None where time passes, a function is asked or ``generate`` is another."""
+        return None if self._waits else self._answer
+
+    def _answer(self, request: GenerateRequest) -> list[Chunk]:
+        self._accept(request)
+        return self._chunks(request, self._allowed(request, self._scripted(request)))
+
+    def _accept(self, request: GenerateRequest) -> None:
         if request.sampling is not self._validated:
             request.validate()
             self._validated = request.sampling
         self.requests.append(request)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        self._accept(request)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -159,18 +173,23 @@ class MockBackend:
 
     def _sample(self, request: GenerateRequest, answer: str, index: int) -> list[Chunk]:
         text, finish = _cut(answer, request.sampling)
-        pieces = _split(text)
+        pieces: Sequence[str] = _split(text)
+        missing = request.sampling.min_new_tokens - len(pieces)
+        if missing > 0 and finish is _STOP and request.constraint is None:
+            pieces = (*pieces, *(" ok",) * missing)
         if len(pieces) > request.sampling.max_new_tokens:
             pieces, finish = pieces[: request.sampling.max_new_tokens], Finish("length")
-        chunks = [self._piece(request, piece, index) for piece in pieces[:-1]]
-        end: dict[str, Any] = {"finish": finish, "usage": self._usage(request, len(pieces))}
-        if request.logprobs is not None:
-            end["prompt_logprobs"] = self._prompt_logprobs(request)
-        return [*chunks, self._piece(request, pieces[-1], index, **end) if pieces else Chunk(index=index, **end)]
+        *before, last = pieces or ("",)
+        chunks = [Chunk(piece, self._ids_of(piece), index, self._logprobs(request, piece)) for piece in before]
+        usage, start = self._usage(request, len(pieces)), self._prompt_logprobs(request)
+        logprobs = self._logprobs(request, last)
+        return [*chunks, Chunk(last, self._ids_of(last), index, logprobs, 0, finish, usage, start)]
 
-    def _piece(self, request: GenerateRequest, piece: str, index: int, **end: Any) -> Chunk:
-        logprobs = (self._logprob(piece),) if request.logprobs is not None else ()
-        return Chunk(piece, (self._id(piece),), index, logprobs, **end)
+    def _logprobs(self, request: GenerateRequest, piece: str) -> tuple[TokenLogprob, ...]:
+        return () if request.logprobs is None or not piece else (self._logprob(piece),)
+
+    def _ids_of(self, piece: str) -> tuple[int, ...]:
+        return (self._id(piece),) if piece else ()
 
     def _scores(self, request: GenerateRequest, answer: str) -> Chunk:
         texts = [text.strip() for text in request.candidates]
@@ -196,7 +215,7 @@ class MockBackend:
 
     def _usage(self, request: GenerateRequest, completion: int) -> Usage:
         count = sum([len(s.ids) if isinstance(s, Tokens) else s.value.count(" ") + 1 for s in request.prompt])
-        return Usage(prompt_tokens=count, completion_tokens=completion)
+        return _counted(count, completion)
 
     def _logprob(self, piece: str, logprob: float | None = -0.5) -> TokenLogprob:
         return TokenLogprob(self._id(piece), logprob, piece)
@@ -205,8 +224,14 @@ class MockBackend:
         return self._ids.setdefault(piece, len(self._ids))
 
 
-def _split(text: str) -> list[str]:
-    return _PIECES.findall(text)
+@lru_cache(256)
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(_PIECES.findall(text))
+
+
+@lru_cache(256)
+def _counted(prompt: int, completion: int) -> Usage:
+    return Usage(prompt_tokens=prompt, completion_tokens=completion)
 
 
 def _listed(script: Any) -> Iterator[Answer]:
