@@ -6,7 +6,7 @@ STAMP := $(VENV)/.sglite-setup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 TOOLS := build/tools
 
-.PHONY: help setup demo test check format soak pins audit clean
+.PHONY: help setup demo test kernels check format soak pins audit clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -26,6 +26,9 @@ demo: setup  ## fetch the small model once and run the JSON extraction agent on 
 
 test: setup  ## all tests
 	$(BIN)/python -m pytest
+
+kernels: setup  ## the whole matrix of Triton kernels: interpreted, and compiled for four cards
+	SGLITE_KERNELS=all $(BIN)/python -m pytest tests/kernels/test_triton.py tests/kernels/test_triton_sampling.py
 
 check: setup  ## format, lint, strict types, then all tests
 	$(BIN)/ruff format --check .
