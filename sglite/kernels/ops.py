@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -165,4 +165,17 @@ class Ops(Protocol):
 
         None where this Ops has no such form for these weights; the model then runs operation by operation.
         """
+        ...
+
+
+@runtime_checkable
+class Capturing(Protocol):
+    """An Ops whose work may be recorded in a CUDA graph."""
+
+    def captures(self, spec: AttentionSpec) -> bool:
+        """Whether a step of one token a row with this attention can be: its launches depend on sizes alone."""
+        ...
+
+    def prefix_tokens(self, spec: AttentionSpec) -> int:
+        """``tile_tokens`` for ``kernels.cascade``: what attention asks of a batch that names shared prefixes."""
         ...

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -25,7 +25,7 @@ from sglite.runtime.model import Model
 from sglite.runtime.model.decoder import Decoder
 from sglite.runtime.pages import PageBook
 from sglite.runtime.radix import PrefixCache
-from sglite.runtime.runner import Runner
+from sglite.runtime.runner import Runner, StepRunner
 from sglite.runtime.scheduler import Scheduler
 from sglite.runtime.tracks import Rules
 
@@ -37,7 +37,6 @@ log = logging.getLogger("sglite.engine")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _CPU_KV_TOKENS = 65_536
-_GPU_MEMORY_SHARE = 0.85
 _PROGRAM_SECONDS = 120.0
 """For which a program between calls is remembered at least."""
 
@@ -82,9 +81,15 @@ def build(config: EngineConfig) -> Parts:
     return assemble(replace(resolved, context_length=context), model, tokenizer, device)
 
 
-def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, device: torch.device) -> Parts:
-    """An engine's parts around any model and tokenizer; ``config`` is resolved and has its ``context_length``."""
-    config = replace(config, kv_tokens=_kv_tokens(config, model, device))
+def assemble(
+    config: EngineConfig, model: Model, tokenizer: Tokenizer, device: torch.device, runners: Runners | None = None
+) -> Parts:
+    """An engine's parts around any model and tokenizer; ``config`` is resolved and has its ``context_length``.
+
+    ``runners``: other than the device's own.
+    """
+    runners = runners or _runners_of(device)
+    config = replace(config, kv_tokens=_kv_tokens(config, model, runners))
     pages = config.kv_tokens // config.page_size
     book = PageBook(pages)
     scheduler = Scheduler(
@@ -98,15 +103,7 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, device: t
         clock=time.monotonic,
         memory=_PROGRAM_SECONDS,
     )
-    runner = Runner(
-        model,
-        device=device,
-        pages=pages,
-        page_size=config.page_size,
-        slots=config.max_running,
-        context_length=config.context_length,
-        overlap=config.overlap,
-    )
+    runner = runners.runner(config, model, pages)
     rules = Rules(frozenset(tokenizer.eos_ids), config.jump_forward, config.seed, tokenizer.token_text)
     vocabulary = Vocabulary(tokenizer.to_json(), model.vocab_size, tuple(tokenizer.eos_ids))
     backend, fill_masks = grammar_backend(config.grammar, vocabulary)
@@ -144,19 +141,49 @@ def _context_length(asked: int, supported: int) -> int:
     return asked or supported
 
 
-def _kv_tokens(config: EngineConfig, model: Model, device: torch.device) -> int:
+def _kv_tokens(config: EngineConfig, model: Model, runners: Runners) -> int:
     """The pool's size in tokens: what was asked for, or what fits; a multiple of the page size."""
-    if config.kv_tokens:
-        asked = config.kv_tokens // config.page_size * config.page_size
-        if not asked:
-            raise ConfigError(f"kv_tokens={config.kv_tokens} is less than one page of {config.page_size}")
-        return asked
+    asked = (config.kv_tokens or runners.pool(config, model)) // config.page_size * config.page_size
+    if not asked:
+        raise ConfigError(f"kv_tokens={config.kv_tokens} is less than one page of {config.page_size}")
+    return asked
+
+
+class Runners(Protocol):
+    """Where the model runs: how large its KV pool may be, and the runner over it."""
+
+    def pool(self, config: EngineConfig, model: Model) -> int:
+        """In tokens."""
+        ...
+
+    def runner(self, config: EngineConfig, model: Model, pages: int) -> StepRunner: ...
+
+
+class _Cpu:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def pool(self, config: EngineConfig, model: Model) -> int:
+        return _CPU_KV_TOKENS
+
+    def runner(self, config: EngineConfig, model: Model, pages: int) -> StepRunner:
+        return Runner(
+            model,
+            device=self._device,
+            pages=pages,
+            page_size=config.page_size,
+            slots=config.max_running,
+            context_length=config.context_length,
+            overlap=config.overlap,
+        )
+
+
+def _runners_of(device: torch.device) -> Runners:
     if device.type != "cuda":
-        return _CPU_KV_TOKENS // config.page_size * config.page_size
-    free, _ = torch.cuda.mem_get_info(device)
-    shape = model.kv_shape(1, config.page_size)
-    page_bytes = 2 * shape.layers * shape.page_size * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
-    return int(free * _GPU_MEMORY_SHARE) // page_bytes * config.page_size
+        return _Cpu(device)
+    from sglite.runtime.gpu.building import Gpu
+
+    return Gpu(device)
 
 
 def _info(config: EngineConfig, model: Model, tokenizer: Tokenizer, kinds: frozenset[str]) -> ModelInfo:

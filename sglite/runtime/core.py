@@ -21,9 +21,9 @@ from torch import Tensor
 
 from sglite.errors import AbortedError, DeadlineError, RequestError, SgliteError
 from sglite.runtime.grammar.base import FillMasks, MaskRow
-from sglite.runtime.plan import Row
-from sglite.runtime.runner import Runner
-from sglite.runtime.sampler import BadLogitsError, Choice, SampleRow, logprobs_of, sample
+from sglite.runtime.plan import Row, pending
+from sglite.runtime.runner import DeviceMemoryError, Sampled, StepRunner
+from sglite.runtime.sampler import BadLogitsError, Choice, SampleRow, logprobs_of
 from sglite.runtime.tracks import Job, Track
 
 if TYPE_CHECKING:
@@ -56,13 +56,21 @@ class End:
     mask: MaskRow | None
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Tokens that were asked for and are not taken yet."""
+
+    ends: Sequence[End]
+    sampled: Sampled
+
+
 class EngineCore:
     """Owned by one thread. ``step`` returns whether there was anything to compute."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: StepRunner,
         fill_masks: FillMasks,
         *,
         clock: Callable[[], float] = time.perf_counter,
@@ -76,6 +84,9 @@ class EngineCore:
         self._deadlines: dict[Job, float] = {}
         self._ended: list[Track] = []
         """Tracks that reached their sequence's end and have not been published yet."""
+        self._draws: list[Draw] = []
+        self._shortened: list[Track] = []
+        """Took tokens back; their sequences go back too when no plan with them is under way."""
 
     @property
     def busy(self) -> bool:
@@ -123,6 +134,7 @@ class EngineCore:
     def fail_all(self, error: Exception) -> None:
         """After a failure that belongs to no request, or at the end."""
         self.scheduler.fail()
+        self._draws.clear()
         for job in self._jobs():
             self.fail(job, error)
 
@@ -150,16 +162,20 @@ class EngineCore:
         started = self._clock()
         plan = self.scheduler.plan()
         if not plan.rows:
-            self._publish()
-            return False
+            return self._finish_up()
         rows = [(row, self._track_in(row.slot)) for row in plan.rows]
         self._mark_planned(rows, started)
         planned = self._clock()
         flight = self._runner.start(plan.rows)
-        self._publish()  # the previous step's answers, while this one runs
+        self._take_draws()  # the previous step's tokens and answers, while this one runs
+        self._publish()
         ends = self._ends(rows)
-        states, together = self._land(flight, rows)
+        try:
+            states, together = self._land(flight, rows)
+        except DeviceMemoryError as error:
+            return self._shrink(rows, error)
         self.scheduler.commit(plan)
+        self._rewind()
         computed = self._clock()
         self._score(rows, states)
         for group in [ends] if together else [[end] for end in ends]:
@@ -168,6 +184,25 @@ class EngineCore:
         if not self._runner.overlaps:
             self._publish()
         self._account(started, planned, computed, sampled)
+        return True
+
+    def _finish_up(self) -> bool:
+        """A step that computes nothing: what the last one left."""
+        worked = bool(self._draws)
+        self._take_draws()
+        self._rewind()
+        self._publish()
+        return worked
+
+    def _shrink(self, rows: Sequence[tuple[Row, Track]], error: DeviceMemoryError) -> bool:
+        """The step did not fit the device: smaller ones from here on, or the end of the request that needs it."""
+        if self.scheduler.shrink():
+            log.warning("a step of %d rows found no memory on the device; steps are smaller from now on", len(rows))
+        else:
+            for _, track in rows:
+                self._fail_row(track, _no_memory(track, error))
+            self.scheduler.fail()
+        self._rewind()
         return True
 
     def _track_in(self, slot: int) -> Track:
@@ -202,6 +237,8 @@ class EngineCore:
         """
         try:
             hidden = flight.result()
+        except DeviceMemoryError:
+            raise
         except Exception as error:
             log.warning("a step of %d rows failed, running them one by one: %r", len(rows), error)
             return {track: h for row, track in rows if (h := self._forward_alone(row, track)) is not None}, False
@@ -231,28 +268,68 @@ class EngineCore:
                 track.scored(first + i, choices)
 
     def _sample(self, ends: Sequence[End], states: Mapping[Track, Tensor]) -> None:
-        """The chosen tokens become part of their sequences, so the next plan already knows them."""
+        """The chosen tokens become part of their sequences, so the next plan already knows them.
+
+        With a pipelined runner they are taken in the next step; until then a placeholder stands for each.
+        """
         ends = [end for end in ends if self._alive(end.track) and end.track in states]
-        self._ended += [end.track for end in ends]
         samplers = [end for end in ends if end.row is not None]
         for end in ends:
             if end.row is None:
                 end.track.end_without_token()
+                self._ended.append(end.track)
+                self._after(end.track)
         if samplers:
-            logits = self._runner.logits(torch.cat([states[end.track][-1:] for end in samplers]))
-            with torch.inference_mode():
-                choices = sample(logits, [end.row for end in samplers if end.row], stack_masks(samplers, logits))
-            for end, choice in zip(samplers, choices, strict=True):
-                self._contain(end.track, partial(self._take, end.track, choice))
-        for end in ends:
-            self._after(end.track)
+            self._draw(samplers, states)
+        if not self._runner.pipelined:
+            self._take_draws()
+            self._rewind()
+
+    def _draw(self, ends: Sequence[End], states: Mapping[Track, Tensor]) -> None:
+        """In halves where the device has no memory for all at once."""
+        with torch.inference_mode():
+            hidden = torch.cat([states[end.track][-1:] for end in ends])
+        slots = [end.track.sequence.slot for end in ends]
+        try:
+            mask = stack_masks(ends, self._runner.model.vocab_size)
+            sampled = self._runner.sample(hidden, [end.row for end in ends if end.row], slots, mask)
+        except DeviceMemoryError as error:
+            half = len(ends) // 2
+            if half == 0:
+                self._fail_row(ends[0].track, _no_memory(ends[0].track, error))
+                return
+            self._draw(ends[:half], states)
+            self._draw(ends[half:], states)
+            return
+        self._draws.append(Draw(ends, sampled))
+        if self._runner.pipelined:
+            for end, slot in zip(ends, slots, strict=True):
+                promise_token(end.track.sequence, slot)
+
+    def _take_draws(self) -> None:
+        """Wait for the tokens that were asked for, and take them."""
+        draws, self._draws = self._draws, []
+        for draw in draws:
+            for end, choice in zip(draw.ends, draw.sampled.result(), strict=True):
+                if self._alive(end.track):
+                    drop_promise(end.track.sequence)
+                    self._contain(end.track, partial(self._take, end.track, choice))
+                    self._ended.append(end.track)
+                    self._after(end.track)
 
     def _after(self, track: Track) -> None:
-        """A finished sequence leaves at once, before its text is published; one that took tokens back goes back too."""
+        """A finished sequence leaves at once, before its text is published."""
         if track.finished:
             self.scheduler.release(track.sequence)
         elif self._alive(track) and not track.sequence.remaining > 0:
-            self.scheduler.rewind(track.sequence)
+            self._shortened.append(track)
+
+    def _rewind(self) -> None:
+        """Sequences that took tokens back go back to their new end."""
+        shortened, self._shortened = self._shortened, []
+        for track in shortened:
+            if self._alive(track):
+                self.scheduler.rewind(track.sequence)
 
     def _take(self, track: Track, choice: Choice | BadLogitsError) -> None:
         if isinstance(choice, BadLogitsError):
@@ -288,7 +365,7 @@ class EngineCore:
     def _fail_row(self, track: Track, error: Exception) -> None:
         if not isinstance(error, SgliteError):
             log.error("request %s failed", track.job.request.id, exc_info=error)
-            error = RequestError(f"the request failed: {error}", request_id=track.job.request.id)
+            error = untold("the request failed", error, track.job.request.id)
         if self._alive(track):
             self.fail(track.job, error)
 
@@ -301,9 +378,39 @@ class EngineCore:
         times.publish += self._clock() - sampled
 
 
-def stack_masks(ends: Sequence[End], logits: Tensor) -> npt.NDArray[np.int32] | None:
+def untold(message: str, error: Exception, request_id: str | None = None) -> RequestError:
+    """A failure of our own for whoever asked: its text, which may hold paths and addresses, is in its cause alone."""
+    known = f": {error}" if isinstance(error, BadLogitsError) else "; the log says why"
+    failure = RequestError(message + known, request_id=request_id)
+    failure.__cause__ = error
+    return failure
+
+
+def stack_masks(ends: Sequence[End], vocabulary: int) -> npt.NDArray[np.int32] | None:
     """One packed mask for the batch; all ones where a row has none. None when no row has one."""
     if all(end.mask is None for end in ends):
         return None
-    free = np.full(-(-logits.shape[1] // 32), -1, dtype=np.int32)
+    free = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
     return np.stack([free if end.mask is None else end.mask for end in ends])
+
+
+def promise_token(sequence: TokenSequence, slot: int) -> None:
+    """Its next token was asked for and will be known on the device: the next plan may count on it.
+
+    A sequence that the token completes has no use for another step.
+    """
+    if len(sequence.tokens) + 1 < sequence.limit:
+        sequence.tokens.append(pending(slot))
+
+
+def drop_promise(sequence: TokenSequence) -> None:
+    if sequence.tokens[-1] < 0:
+        sequence.tokens.pop()
+
+
+def _no_memory(track: Track, error: DeviceMemoryError) -> RequestError:
+    log.error("the device has no memory for a step of one row: %s", error)
+    return RequestError(
+        "the device has no memory for a step of this request alone; start the engine with a smaller kv_tokens",
+        request_id=track.job.request.id,
+    )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 class Row(NamedTuple):
     """Compute positions ``[start, start + len(ids))`` of the sequence in ``slot``.
 
+    A negative id stands for a token that only the device knows yet: see ``pending``.
     ``new_pages`` are appended to the slot's page table before the step (``reset`` clears it first).
     The logits of the last ``logits`` positions are wanted: 0 for a chunk that does not reach its end, 1 to sample,
     more to score.
@@ -25,6 +26,11 @@ class Row(NamedTuple):
     @property
     def stop(self) -> int:
         return self.start + len(self.ids)
+
+
+def pending(slot: int) -> int:
+    """The id that stands for the token last sampled in a slot. Its own inverse."""
+    return -1 - slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sglite.runtime.batch import PageTables, build_batch
 from sglite.runtime.model import Model
 from sglite.runtime.plan import Row
+from sglite.runtime.sampler import BadLogitsError, Choice, SampleRow, sample
+
+
+class DeviceMemoryError(RuntimeError):
+    """The device has no room for this step; a smaller one may still fit."""
+
+
+class Sampled(Protocol):
+    """A step's chosen tokens, perhaps still being computed."""
+
+    def result(self) -> list[Choice | BadLogitsError]:
+        """Waits for them; one entry per row."""
+        ...
+
+
+class StepRunner(Protocol):
+    """What the core needs: this module's Runner, or the one of a GPU.
+
+    ``overlaps``: after ``start`` the caller has time for other work. ``pipelined``: more, the next step may be started
+    before ``sample``'s result is known, with ``pending(slot)`` in place of the token.
+    """
+
+    model: Model
+    overlaps: bool
+    pipelined: bool
+
+    def start(self, rows: Sequence[Row]) -> Future[Tensor]: ...
+
+    def forward(self, rows: Sequence[Row]) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def sample(
+        self, hidden: Tensor, rows: Sequence[SampleRow], slots: Sequence[int], mask: npt.NDArray[np.int32] | None
+    ) -> Sampled:
+        """Choose a token for each row of ``hidden`` [R, E]; ``slots`` are their sequences', ``mask`` is packed."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Runner:
@@ -19,6 +61,8 @@ class Runner:
     With ``overlaps`` the forward pass runs on a thread of its own, so the caller can finish the previous step
     meanwhile; it has ended when the future has.
     """
+
+    pipelined = False
 
     def __init__(
         self,
@@ -57,9 +101,25 @@ class Runner:
         """fp32 [R, V]"""
         return self.model.logits(hidden)
 
+    @torch.inference_mode()
+    def sample(
+        self, hidden: Tensor, rows: Sequence[SampleRow], slots: Sequence[int], mask: npt.NDArray[np.int32] | None
+    ) -> Sampled:
+        return _Chosen(sample(self.logits(hidden), rows, mask))
+
     def close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown()
+
+
+class _Chosen:
+    """Tokens that are known already."""
+
+    def __init__(self, choices: list[Choice | BadLogitsError]) -> None:
+        self._choices = choices
+
+    def result(self) -> list[Choice | BadLogitsError]:
+        return self._choices
 
 
 def _done(work: Callable[[Sequence[Row]], Tensor], rows: Sequence[Row]) -> Future[Tensor]:

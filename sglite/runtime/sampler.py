@@ -39,6 +39,8 @@ class SampleRow:
     banned: Sequence[int] = ()
     top_logprobs: int | None = None
     """None: no logprobs; k: the chosen token's, and the k likeliest."""
+    constrained: bool = False
+    """Logprobs under the mask instead of the model's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,9 @@ def sample(
     for row_logits, row in zip(logits, rows, strict=True):
         _penalise(row_logits, row)
     if mask is not None:
-        logits.masked_fill_(~unpack_mask(mask, logits.shape[1], logits.device), -math.inf)
+        allowed = unpack_mask(mask, logits.shape[1], logits.device)
+        logprobs.restrict(rows, allowed)
+        logits.masked_fill_(~allowed, -math.inf)
     best = torch.max(logits, dim=-1)
     peaks, ids = best.values.tolist(), best.indices.tolist()
     return [_choose(logits[i], row, peaks[i], ids[i], logprobs.of_row(i)) for i, row in enumerate(rows)]
@@ -106,11 +110,17 @@ def _top(scores: Tensor, k: int) -> list[tuple[tuple[int, float], ...]]:
 
 
 class _Logprobs:
-    """Log-softmax of the model's own logits, for the rows that asked, taken before anything changes them."""
+    """Log-softmax of the model's own logits, for the rows that asked, taken before penalties change them."""
 
     def __init__(self, logits: Tensor, rows: Sequence[SampleRow]) -> None:
         asked = [i for i, row in enumerate(rows) if row.top_logprobs is not None]
         self._scores = dict(zip(asked, torch.log_softmax(logits[asked], dim=-1), strict=True)) if asked else {}
+
+    def restrict(self, rows: Sequence[SampleRow], allowed: Tensor) -> None:
+        """To what is allowed (bool [R, V]), for the rows that want them so."""
+        for i, scores in self._scores.items():
+            if rows[i].constrained:
+                self._scores[i] = torch.log_softmax(scores.masked_fill(~allowed[i], -math.inf), dim=-1)
 
     def of_row(self, i: int) -> Tensor | None:
         return self._scores.get(i)
@@ -189,11 +199,16 @@ _MASK64 = (1 << 64) - 1
 
 
 def uniform(seed: int, index: int, position: int) -> float:
-    """A number in [0, 1) from the three integers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), chained."""
+    """A number in [0, 1) from the three integers."""
+    return (row_key(seed, index, position) >> 11) / (1 << 53)
+
+
+def row_key(seed: int, index: int, position: int) -> int:
+    """64 random bits from the three integers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), chained."""
     state = seed & _MASK64
     for value in (index, position):
         state = _mix((state + 0x9E3779B97F4A7C15 * (value + 1)) & _MASK64)
-    return (state >> 11) / (1 << 53)
+    return state
 
 
 def _mix(z: int) -> int:

@@ -177,6 +177,24 @@ class Scheduler:
             self.release(sequence, keep=False)
         return failed
 
+    def shrink(self) -> bool:
+        """Instead of ``commit``: the planned step was too large for the device.
+
+        From now on steps are at most half as large, and of several sequences the last half in line are retracted.
+        False, and nothing done, when it was a single sequence's smallest step.
+        """
+        assert self._flight is not None
+        rows, tokens = self._flight.rows, self._flight.tokens
+        if tokens == 1:
+            return False
+        self._flight = None
+        self._max_step_tokens = tokens // 2
+        planned = [sequence for row in rows if (sequence := self._slots[row.slot]) is not None]
+        planned.sort(key=attrgetter("rank"))
+        for sequence in planned[(len(planned) + 1) // 2 :]:
+            self._retract(sequence)
+        return True
+
     def rewind(self, sequence: Sequence) -> None:
         """Its last tokens were taken back: compute the position that is now the last one again, to sample anew.
 

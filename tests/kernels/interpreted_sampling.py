@@ -17,7 +17,7 @@ from sglite.kernels.sampling import NOT_FINITE, NOTHING_ALLOWED, OK, Chosen, Edi
 assert INTERPRETED, "needs TRITON_INTERPRET=1"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # lanes that are thrown away compute inf - inf
 
-CANDIDATES = 32
+CANDIDATES = 16
 """A small sort keeps the interpreter quick, and sends rows through every path."""
 
 
@@ -135,9 +135,9 @@ def test_the_number_of_candidates_changes_nothing() -> None:
     case = Case(6, 700, masked=True, scale=1.0)
     answers = [
         triton_sampling.choose(case.logits(), case.parameters(), case.mask(), None, candidates=n).token.tolist()
-        for n in (16, 64, 256)
+        for n in (8, 64)
     ]
-    assert answers[0] == answers[1] == answers[2]
+    assert answers[0] == answers[1]
 
 
 def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sglite.kernels.decoder import DecoderWeights, LayerWeights
-from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Ops
+from sglite.kernels.ops import AttentionSpec, Capturing, ForwardBatch, KVPool, KVShape, Ops
 from sglite.runtime.loading.config import ModelConfig
 from sglite.runtime.loading.weights import Weights
 from sglite.runtime.model.building import build_decoder
@@ -30,6 +30,19 @@ class Decoder:
         self.fused = fused is not None
         """The Ops computes the whole stack in one call."""
         self._run = fused or self._run_by_operation
+
+    @property
+    def captures(self) -> bool:
+        """Whether a step of one token a row can be recorded in a CUDA graph."""
+        ops, weights = self._ops, self._weights
+        specs = {layer.attention or weights.attention for layer in weights.layers}
+        return isinstance(ops, Capturing) and all(ops.captures(spec) for spec in specs)
+
+    @property
+    def prefix_tokens(self) -> int:
+        """``tile_tokens`` of ``kernels.cascade`` for a step that can be recorded."""
+        assert isinstance(self._ops, Capturing)
+        return self._ops.prefix_tokens(self._weights.attention)
 
     def kv_shape(self, pages: int, page_size: int) -> KVShape:
         c = self.config
