@@ -12,8 +12,6 @@ Logarithms are to base 2.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -26,18 +24,26 @@ SCAN, FILL = 1024, 64
 MERGED = 16
 """Pieces that ``merge_kernel`` joins at a time."""
 
+# Arguments that change from step to step must not select another compilation of a kernel: none of these is
+# specialised on its value or its alignment. They are small lists read one number at a time.
+_UNITS = ["start", "stop", "low", "high", "row", "order", "first", "count"]
+_PIECES = ["piece_unit", "piece_low", "piece_high"]
+_PREFIX = ["prefix_unit", "prefix_place", "prefix_first", "prefix_count"]
 
-@triton.jit
+
+@triton.jit(
+    do_not_specialize=["units", "budget", "pieces"], do_not_specialize_on_alignment=_UNITS[:4] + _UNITS[6:] + _PIECES
+)
 def split_kernel(
-    start: Any,
-    stop: Any,
-    low: Any,
-    high: Any,
-    first: Any,
-    count: Any,
-    piece_unit: Any,
-    piece_low: Any,
-    piece_high: Any,
+    start: tl.tensor,
+    stop: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    first: tl.tensor,
+    count: tl.tensor,
+    piece_unit: tl.tensor,
+    piece_low: tl.tensor,
+    piece_high: tl.tensor,
     units: int,
     budget: int,
     pieces: int,
@@ -85,7 +91,16 @@ def split_kernel(
 
 
 @triton.jit
-def _span(start: Any, stop: Any, low: Any, high: Any, index: Any, inside: Any, WINDOW: Any, LOW: Any):
+def _span(
+    start: tl.tensor,
+    stop: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    index: tl.tensor,
+    inside: tl.tensor,
+    WINDOW: tl.constexpr,
+    LOW: tl.constexpr,
+):
     """First key that a unit's tokens see and how many follow, itself included."""
     end = tl.load(high + index, mask=inside, other=0)
     begin = tl.zeros_like(end)
@@ -97,24 +112,26 @@ def _span(start: Any, stop: Any, low: Any, high: Any, index: Any, inside: Any, W
     return begin, tl.maximum(end - begin, 0)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=[*_UNITS[:2], *_UNITS[4:6], "count", *_PIECES]
+)
 def attend_kernel(
-    q: Any,
-    keys: Any,
-    values: Any,
-    table: Any,
-    positions: Any,
-    order: Any,
-    start: Any,
-    stop: Any,
-    row: Any,
-    count: Any,
-    piece_unit: Any,
-    piece_low: Any,
-    piece_high: Any,
-    out: Any,
-    partial: Any,
-    lse: Any,
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    positions: tl.tensor,
+    order: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    row: tl.tensor,
+    count: tl.tensor,
+    piece_unit: tl.tensor,
+    piece_low: tl.tensor,
+    piece_high: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,
+    lse: tl.tensor,
     q_stride: int,
     table_stride: int,
     scale: float,
@@ -194,10 +211,28 @@ def attend_kernel(
 
 @triton.jit
 def _blocks(
-    acc: Any, highest: Any, mass: Any, tile: Any, position: Any, k: Any, v: Any, pages: Any, begin: Any, end: Any,
-    high: Any, scale: Any, softcap: Any, STRIDE: Any, D: Any, PAGE: Any, WINDOW: Any, SOFTCAP: Any, MASKED: Any,
-    BLOCK_N: Any, BLOCK_D: Any,
-):  # fmt: skip
+    acc: tl.tensor,
+    highest: tl.tensor,
+    mass: tl.tensor,
+    tile: tl.tensor,
+    position: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    pages: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    high: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    STRIDE: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Online softmax over the keys [begin, end) in steps of BLOCK_N; only a MASKED step may reach beyond ``high``."""
     d = tl.arange(0, BLOCK_D)
     for base in range(begin, end, BLOCK_N):
@@ -209,15 +244,15 @@ def _blocks(
         slot = (page.to(tl.int64) * PAGE + key % PAGE) * STRIDE
         if MASKED:
             seen = key < high
-            keys = tl.load(k + slot[None, :] + d[:, None], mask=seen[None, :] & (d < D)[:, None], other=0.0)
+            keys = tl.load(k + slot[:, None] + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
             values = tl.load(v + slot[:, None] + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
         elif BLOCK_D != D:
-            keys = tl.load(k + slot[None, :] + d[:, None], mask=(d < D)[:, None], other=0.0)
+            keys = tl.load(k + slot[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
             values = tl.load(v + slot[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
         else:
-            keys = tl.load(k + slot[None, :] + d[:, None])
+            keys = tl.load(k + slot[:, None] + d[None, :])
             values = tl.load(v + slot[:, None] + d[None, :])
-        score = tl.dot(tile, keys.to(tile.dtype), input_precision="ieee") * scale
+        score = tl.dot(tile, tl.trans(keys.to(tile.dtype)), input_precision="ieee") * scale
         if SOFTCAP:
             score = (2 * tl.sigmoid(score * (2 / softcap)) - 1) * (softcap * 1.4426950408889634)
         if MASKED:
@@ -239,21 +274,21 @@ def _blocks(
     return acc, highest, mass
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=[*_UNITS[:2], *_UNITS[6:], *_PREFIX])
 def merge_kernel(
-    out: Any,
-    start: Any,
-    stop: Any,
-    first: Any,
-    count: Any,
-    partial: Any,
-    lse: Any,
-    prefix_unit: Any,
-    prefix_place: Any,
-    prefix_first: Any,
-    prefix_count: Any,
-    prefix_partial: Any,
-    prefix_lse: Any,
+    out: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    first: tl.tensor,
+    count: tl.tensor,
+    partial: tl.tensor,
+    lse: tl.tensor,
+    prefix_unit: tl.tensor,
+    prefix_place: tl.tensor,
+    prefix_first: tl.tensor,
+    prefix_count: tl.tensor,
+    prefix_partial: tl.tensor,
+    prefix_lse: tl.tensor,
     H: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -308,9 +343,21 @@ def merge_kernel(
 
 @triton.jit
 def _join(
-    highest: Any, mass: Any, acc: Any, partial: Any, lse: Any, begin: Any, number: Any, kv_head: Any, m: Any, G: Any,
-    D: Any, BLOCK_M: Any, d: Any, PIECES: Any,
-):  # fmt: skip
+    highest: tl.tensor,
+    mass: tl.tensor,
+    acc: tl.tensor,
+    partial: tl.tensor,
+    lse: tl.tensor,
+    begin: tl.tensor,
+    number: tl.tensor,
+    kv_head: tl.tensor,
+    m: tl.tensor,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    d: tl.tensor,
+    PIECES: tl.constexpr,
+):
     for base in range(0, number, PIECES):
         piece = base + tl.arange(0, PIECES)
         inside = piece < number

@@ -6,15 +6,13 @@ request, can be compiled ahead of time and captured in a CUDA graph, and two run
 
 from __future__ import annotations
 
-import logging
+import os
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from sglite.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 HEAD_DIM_LIMIT = 256
 _KIB = 1024
@@ -44,7 +42,7 @@ INTERPRETER = Card("nvidia", 90, 4, 227 * _KIB)
 
 def card_of(device: torch.device) -> Card:
     """The card behind a torch device. Raises ConfigError naming what is supported."""
-    if device.type == "cpu":
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return INTERPRETER
     if device.type != "cuda":
         raise ConfigError(f"kernels=triton needs device=cuda, not {device.type}; use kernels=reference")
@@ -92,9 +90,14 @@ def prompt_tile(card: Card, ratio: int, head_dim: int, itemsize: int) -> Tile:
 
 
 def _fitted(card: Card, m: int, n: int, d: int, itemsize: int, *, warps: int, programs: int) -> Tile:
-    """As many stages of n keys and values as the shared memory of ``programs`` programs holds, at most four."""
+    """Keys and values come one or two steps of n ahead, as the shared memory of ``programs`` programs allows.
+
+    Triton divides its stages among a chain of loads, and the pages' numbers are the first link: one step ahead takes
+    three stages, two take five. The step being multiplied holds memory too where the products run asynchronously.
+    """
     free = card.shared // programs - m * d * itemsize
-    while n > 16 and free < 2 * 2 * n * d * itemsize:
+    held = 1 if m >= 64 and card.generation >= 90 else 0
+    while n > 16 and free < (1 + held) * 2 * n * d * itemsize:
         n //= 2
-    stages = min(4, max(1, free // (2 * n * d * itemsize)))
-    return Tile(m, n, d, warps, min(stages, 2) if card.maker == "amd" else stages)
+    ahead = min(2, max(1, free // (2 * n * d * itemsize) - held))
+    return Tile(m, n, d, warps, 2 if card.maker == "amd" else 2 * ahead + 1)

@@ -6,8 +6,6 @@ Tile sizes depend on the row's width alone, so results do not depend on the batc
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -29,13 +27,13 @@ def _warps(elements: int) -> int:
 # ------------------------------------------------------------------------------------------------------------- norms
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rms_norm_kernel(
-    x: Any,
-    residual: Any,
-    weight: Any,
-    y: Any,
-    total: Any,
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    y: tl.tensor,
+    total: tl.tensor,
     rows: int,
     width: int,
     heads: int,
@@ -115,10 +113,10 @@ def _launch_norm(
 
 @triton.jit
 def rope_kernel(
-    x: Any,
-    cos: Any,
-    sin: Any,
-    y: Any,
+    x: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    y: tl.tensor,
     heads: int,
     x_stride: int,
     HALF: tl.constexpr,
@@ -139,13 +137,13 @@ def rope_kernel(
     tl.store(target + HALF, (second * c + first * s).to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
 def write_kv_kernel(
-    k: Any,
-    v: Any,
-    keys: Any,
-    values: Any,
-    slots: Any,
+    k: tl.tensor,
+    v: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    slots: tl.tensor,
     tokens: int,
     k_stride: int,
     v_stride: int,
@@ -163,18 +161,18 @@ def write_kv_kernel(
     tl.store(values + slot * width + column, new_value.to(values.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def qkv_to_pages_kernel(
-    qkv: Any,
-    cos: Any,
-    sin: Any,
-    positions: Any,
-    slots: Any,
-    q_norm: Any,
-    k_norm: Any,
-    q: Any,
-    keys: Any,
-    values: Any,
+    qkv: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    q_norm: tl.tensor,
+    k_norm: tl.tensor,
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
     eps: float,
     H: tl.constexpr,
     G: tl.constexpr,
@@ -224,7 +222,15 @@ def qkv_to_pages_kernel(
 
 
 @triton.jit
-def _gain(q_norm: Any, k_norm: Any, head: Any, column: Any, H: Any, G: Any, stop: Any):
+def _gain(
+    q_norm: tl.tensor,
+    k_norm: tl.tensor,
+    head: tl.tensor,
+    column: tl.tensor,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    stop: tl.tensor,
+):
     """The norm weight of each head at those columns: q's, k's, or 1 for values."""
     q_gain = tl.load(q_norm + column, mask=column < stop, other=0.0).to(tl.float32)
     k_gain = tl.load(k_norm + column, mask=column < stop, other=0.0).to(tl.float32)
@@ -328,7 +334,7 @@ def qkv_to_pages(
 
 
 @triton.jit
-def silu_mul_kernel(gate_up: Any, y: Any, width: int, BLOCK: tl.constexpr):
+def silu_mul_kernel(gate_up: tl.tensor, y: tl.tensor, width: int, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -338,8 +344,8 @@ def silu_mul_kernel(gate_up: Any, y: Any, width: int, BLOCK: tl.constexpr):
     tl.store(y + token * width + column, (gate * tl.sigmoid(gate) * up).to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def gather_rows_kernel(table: Any, index: Any, y: Any, width: int, stride: int, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["index"])
+def gather_rows_kernel(table: tl.tensor, index: tl.tensor, y: tl.tensor, width: int, stride: int, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(index + row).to(tl.int64) * stride

@@ -8,20 +8,30 @@ written: that is how a captured bucket is padded.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from sglite.errors import ConfigError
 from sglite.kernels import triton_elementwise as elementwise
 from sglite.kernels.decoder import DecoderWeights
 from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear, Table
-from sglite.kernels.reference import DenseLinear, PagedKV, ReferenceOps, allocate_paged_kv, attend_rows
-from sglite.kernels.triton_card import HEAD_DIM_LIMIT, card_of
+from sglite.kernels.reference import DenseLinear, PagedKV, allocate_paged_kv, attend_rows, stacked
+from sglite.kernels.triton_card import HEAD_DIM_LIMIT, Card, card_of
+from sglite.kernels.triton_decoder import TritonDecoder
+from sglite.kernels.triton_linear import ChannelLinear, GroupLinear, linear
+from sglite.kernels.triton_pack import pack
 from sglite.kernels.triton_plan import Planner, attend
 from sglite.kernels.weights import WeightSource, dense
 
+log = logging.getLogger(__name__)
+
+DTYPES = torch.bfloat16, torch.float16, torch.float32
 TritonWeights = Literal["dense", "int8", "int4", "fp8"]
 
 
@@ -30,27 +40,40 @@ class TritonOps:
 
     name = "triton"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, weights: TritonWeights = "dense") -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, weights: TritonWeights = "dense", card: Card | None = None
+    ) -> None:
         self.device = device
         self.dtype = dtype
-        self.card = card_of(device)
+        self.card = card or card_of(device)
         self._planner = Planner(self.card, dtype)
-        self._reference = ReferenceOps(device, dtype)
+        self._weights: TritonWeights = weights
+        _check(dtype, weights, self.card)
 
     def pack(self, weight: WeightSource, bias: Tensor | None = None) -> Linear:
         return self.pack_many([weight], bias)
 
     def pack_many(self, weights: Sequence[WeightSource], bias: Tensor | None = None) -> Linear:
-        return self._reference.pack_many(weights, bias)
+        bias = None if bias is None else bias.to(self.device, self.dtype)
+        if self._weights == "dense":
+            weight = stacked(weights, self.device, self.dtype)
+            return DenseLinear(weight.shape[0], weight.shape[1], weight, bias)
+        return pack(weights, bias, self._weights, self.device)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
-        return self._reference.linear(x, weight)
+        if isinstance(weight, DenseLinear):
+            return functional.linear(x, weight.weight, weight.bias)  # the vendor's library
+        assert isinstance(weight, ChannelLinear | GroupLinear)
+        return linear(x, weight, self.card)
 
     def allocate_kv(self, shape: KVShape) -> PagedKV:
         return allocate_paged_kv(shape)
 
     def plan(self, batch: ForwardBatch, spec: AttentionSpec) -> Any:
-        return self._planner.plan(batch, spec) if self.captures(spec) else None
+        if self.captures(spec):
+            return self._planner.plan(batch, spec)
+        _say_once(spec.head_dim)
+        return None
 
     def write_kv(self, kv: KVPool, layer: int, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         assert isinstance(kv, PagedKV)
@@ -90,4 +113,20 @@ class TritonOps:
         return elementwise.silu_mul(gate_up)
 
     def fused_decoder(self, weights: DecoderWeights) -> Callable[[ForwardBatch, KVPool], Tensor] | None:
-        return None
+        """None where a layer's heads are larger than the attention kernels take."""
+        specs = {layer.attention or weights.attention for layer in weights.layers}
+        return TritonDecoder(self, weights) if all(map(self.captures, specs)) else None
+
+
+def _check(dtype: torch.dtype, weights: TritonWeights, card: Card) -> None:
+    if dtype not in DTYPES:
+        raise ConfigError(f"kernels=triton computes in {', '.join(map(str, DTYPES))}, not {dtype}; set dtype")
+    if weights == "fp8" and not card.has_fp8:
+        raise ConfigError("weights=fp8 needs an NVIDIA card of compute capability 8.9 or newer; use weights=int8")
+
+
+@functools.cache
+def _say_once(head_dim: int) -> None:
+    log.warning(
+        "kernels=triton attends to heads of up to %d; heads of %d go through plain torch", HEAD_DIM_LIMIT, head_dim
+    )

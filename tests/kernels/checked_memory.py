@@ -61,3 +61,14 @@ def guard(patch: pytest.MonkeyPatch) -> Memory:
     patch.setattr(builder, "create_masked_load", load)
     patch.setattr(builder, "create_masked_store", store)
     return memory
+
+
+def poison(patch: pytest.MonkeyPatch) -> None:
+    """``torch.empty`` returns NaN, or a senseless integer: whatever a kernel leaves out or reads too early shows."""
+    empty = torch.empty
+
+    def poisoned(*shape, **options):
+        made = empty(*shape, **options)
+        return made.fill_(float("nan") if made.dtype.is_floating_point else 0x3B)
+
+    patch.setattr(torch, "empty", poisoned)

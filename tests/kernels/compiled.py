@@ -16,7 +16,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, KernelParam
 
 from sglite.kernels.triton_card import A100, B200, H200, MI300, Card
 
@@ -95,9 +95,9 @@ def _launch(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     for index, parameter in enumerate(kernel.params):
         value = values.pop(parameter.name)
         kind = "constexpr" if parameter.is_constexpr or value is None else _type(value)
-        if kind == "i32" and value == 1:
+        if kind == "i32" and value == 1 and not parameter.do_not_specialize:
             kind = "constexpr"
-        elif kind != "constexpr" and (isinstance(value, torch.Tensor) or (kind == "i32" and value % 16 == 0)):
+        elif kind != "constexpr" and _is_aligned(value, parameter):
             aligned.append(index)
         if kind == "constexpr":
             constants[(index,)] = value
@@ -106,6 +106,14 @@ def _launch(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return Launch(
         kernel, tuple(signature.items()), tuple(constants.items()), tuple(aligned), tuple(sorted(options.items()))
     )
+
+
+def _is_aligned(value: Any, parameter: KernelParam) -> bool:
+    if parameter.do_not_specialize or parameter.do_not_specialize_on_alignment:
+        return False
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr() % 16 == 0
+    return isinstance(value, int) and value % 16 == 0
 
 
 def _type(value: Any) -> str:
@@ -129,7 +137,8 @@ def _amd(shared: int, text: str) -> Compiled:
     def number(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s+(\d+)", text)[-1])
 
-    return Compiled(shared, number("vgpr_count"), 4 * number("vgpr_spill_count") + number("sgpr_spill_count"), text)
+    # scalar registers spill into lanes of vector registers, not into memory
+    return Compiled(shared, number("vgpr_count"), 4 * number("vgpr_spill_count"), text)
 
 
 def _nvidia(shared: int, cubin: bytes, text: str) -> Compiled:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from checked_memory import INTERPRETED
 
 from sglite.kernels import get_ops
 from sglite.kernels.native import NativeOps, available
@@ -46,9 +46,20 @@ if available() is None:
         IMPLEMENTATIONS[f"{name} int8"] = _native("int8", 0.02, amx=amx)
         IMPLEMENTATIONS[f"{name} int4"] = _native("int4", 0.1, amx=amx)
 
-if os.environ.get("TRITON_INTERPRET") == "1":  # test_triton_interpreter.py starts such a process
-    HALVES = (torch.float32, torch.float16)  # the interpreter's products of bfloat16 are wrong
-    IMPLEMENTATIONS["triton"] = Implementation(lambda dtype: get_ops("triton", CPU, dtype, "dense"), dtypes=HALVES)
+
+def _triton(
+    weights: Literal["dense", "int8", "int4", "fp8"], weight_error: float, device: str, *dtypes: torch.dtype
+) -> Implementation:
+    return Implementation(lambda dtype: get_ops("triton", torch.device(device), dtype, weights), weight_error, dtypes)
+
 
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Error allowed by the activation dtype alone."""
+
+if INTERPRETED or torch.cuda.is_available():  # test_triton.py starts a process with the interpreter
+    # in the interpreter products of bfloat16 are wrong
+    where = ("cpu", torch.float32, torch.float16) if INTERPRETED else ("cuda", *ROUNDING)
+    IMPLEMENTATIONS["triton"] = _triton("dense", 0.0, *where)
+    IMPLEMENTATIONS["triton int8"] = _triton("int8", 0.02, *where)
+    IMPLEMENTATIONS["triton int4"] = _triton("int4", 0.1, *where)
+    IMPLEMENTATIONS["triton fp8"] = _triton("fp8", 0.05, *where)
