@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,6 +37,8 @@ from sglite.runtime.loading.weights import Weights
 from sglite.runtime.model.decoder import Decoder
 
 CPU = torch.device("cpu")
+TRITON = [("triton", 16)] if os.environ.get("TRITON_INTERPRET") == "1" else []
+"""tests/kernels/test_triton.py starts a process with the interpreter"""
 
 
 def make_ops(kernels: str = "cpu", dtype: torch.dtype = torch.float32, weights: str = "dense") -> Ops:
@@ -137,7 +140,7 @@ def family(request, tmp_path_factory) -> tuple[ModelSource, list[list[int]], lis
     return saved(model, tmp_path_factory.mktemp("tiny")), texts, [expected_logits(model, ids) for ids in texts]
 
 
-@pytest.mark.parametrize(("kernels", "page_size"), [("reference", 4), ("cpu", 1), ("cpu", 16)])
+@pytest.mark.parametrize(("kernels", "page_size"), [("reference", 4), ("cpu", 1), ("cpu", 16), *TRITON])
 def test_logits_equal_transformers_in_chunks_and_batches(family, kernels, page_size):
     source, texts, expected = family
     driver = Driver(Decoder(load_config(source), open_weights(source), make_ops(kernels)), texts, page_size)

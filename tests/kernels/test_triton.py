@@ -1,0 +1,236 @@
+"""The Triton kernels where there is no GPU: in the interpreter for what they compute, compiled for what they need.
+
+``make test`` runs a part of the matrix, ``make kernels`` (SGLITE_KERNELS=all) all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from compiled import TARGETS, Launch, compile_for, launches_of
+from shapes import AttentionShape, batch_of, kv_shape, page_tables
+
+from sglite.errors import ConfigError
+from sglite.kernels import get_ops
+from sglite.kernels import triton_elementwise as elementwise
+from sglite.kernels import triton_lora as lora
+from sglite.kernels.cascade import pack_shared, shared_views
+from sglite.kernels.ops import Ops
+from sglite.kernels.triton_card import A100, H200, MI300
+from sglite.kernels.triton_ops import TritonOps
+
+HERE = Path(__file__).parent
+CPU = torch.device("cpu")
+EVERYTHING = os.environ.get("SGLITE_KERNELS") == "all"
+
+# ------------------------------------------------------------------------------------------------------- interpreter
+
+ALL = "triton and (not attention or triton-float32 or triton-float16)"  # attention knows nothing of weights
+QUICK = (
+    "triton and ((not attention and not 130 and not (float16 and (gguf or bias))) or (triton-float32 and attention and not (320 or long or rows))"
+    " or (triton-float16 and attention and (mixed or decode)))"
+)
+MODELS = "triton and (qwen3 or mistral) and not (biases or no)"
+
+
+def interpret(*arguments: str) -> None:
+    """pytest with these arguments, in a process whose Triton interprets."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *arguments]
+    run = subprocess.run(command, cwd=HERE.parent.parent, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout
+
+
+@pytest.mark.timeout(1200)
+def test_operations_in_the_interpreter() -> None:
+    interpret(str(HERE / "test_ops.py"), "-k", ALL if EVERYTHING else QUICK)
+
+
+@pytest.mark.timeout(600)
+def test_splits_prefixes_pages_and_adapters_in_the_interpreter() -> None:
+    interpret(str(HERE / "interpreted_kernels.py"))
+
+
+@pytest.mark.timeout(600)
+def test_models_in_the_interpreter() -> None:
+    interpret(str(HERE.parent / "runtime/test_models.py"), "-k", "triton" if EVERYTHING else MODELS)
+
+
+# ------------------------------------------------------------------------------------------------------ machine code
+
+HEADS = {
+    "8B": (32, 8, 128),
+    "0.6B": (16, 8, 128),
+    "96": (8, 2, 96),
+    "256": (8, 4, 256),
+    "80": (4, 4, 80),
+    "64": (9, 3, 64),
+}
+QUICK_HEADS = "8B", "80", "256"
+DTYPES = torch.bfloat16, torch.float16, torch.float32
+SMALL = ((100, 1), (5, 1))
+MIXED = ((100, 1), (0, 600), (700, 90))
+
+
+def attention(ops: Ops, shape: AttentionShape, *, cascade: bool = False) -> None:
+    pool = kv_shape(shape, ops.dtype, CPU)
+    kv = ops.allocate_kv(pool)
+    batch = batch_of(page_tables(shape, pool), [(a, a + b) for a, b in shape.rows], shape.page_size, CPU)
+    if cascade:
+        assert isinstance(ops, TritonOps)
+        tokens = ops.prefix_tokens(shape.spec)
+        packed = torch.from_numpy(pack_shared([], batch.rows, tokens))
+        object.__setattr__(batch, "shared", shared_views(packed, batch.rows, tokens))
+    q, k = (torch.empty(len(batch.ids), n, shape.head_dim, dtype=ops.dtype) for n in (shape.heads, shape.kv_heads))
+    ops.write_kv(kv, 0, k, k, batch)
+    ops.attend(q, kv, 0, batch, shape.spec, ops.plan(batch, shape.spec))
+
+
+def attentions(ops: Ops, heads: str) -> None:
+    h, g, d = HEADS[heads]
+    attention(ops, AttentionShape(MIXED, h, g, d, 16))
+    attention(ops, AttentionShape(SMALL * 20, h, g, d, 16), cascade=True)
+    if EVERYTHING or heads == "8B":
+        attention(ops, AttentionShape(MIXED, h, g, d, 1, window=50, softcap=30.0))
+        attention(ops, AttentionShape(SMALL, h, g, d, 1, softcap=30.0))
+
+
+def pointwise(ops: Ops) -> None:
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=ops.dtype)
+
+    for width in (4096, 1024, 576):
+        x = zeros(64, width)
+        ops.rms_norm(x, x[0], 1e-5)
+        ops.add_rms_norm(x, x, x[0], 1e-5)
+        ops.embed(torch.zeros(64, dtype=torch.int64), x)
+    ops.silu_mul(zeros(64, 2 * 14336))
+    qkv = zeros(64, 48, 128)
+    ops.rms_norm(qkv[:, :32], qkv[0, 0], 1e-5)
+    ops.rope(qkv[:, :32], qkv[:, 32:40], torch.zeros(64, 64), torch.zeros(64, 64))
+    places = torch.zeros(64, dtype=torch.int64)
+    tables, pool = (torch.zeros(64, 64), torch.zeros(64, 64)), zeros(2, 64, 8, 128)
+    for norms in (None, (qkv[0, 0], qkv[0, 0])):
+        elementwise.qkv_to_pages(qkv.flatten(1), 32, places, places, tables, norms, 1e-5, *pool)
+
+
+def adapters(ops: Ops) -> None:
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=ops.dtype)
+
+    for rank in (8, 16, 64):
+        pair = lora.Adapters(zeros(2, rank, 4096), zeros(2, 4096, rank))
+        lora.add(zeros(40, 4096), zeros(40, 4096), pair, lora.plan([0, 1, 40], [0, 1], CPU))
+
+
+def products(weights: Literal["int8", "int4", "fp8"]) -> Callable[[Ops], None]:
+    def run(ops: Ops) -> None:
+        quantized = TritonOps(CPU, ops.dtype, weights, ops.card)  # type: ignore[attr-defined]
+        for n, k in ((512, 1024), (20_000, 576)):
+            packed = quantized.pack(torch.zeros(n, k), torch.zeros(n))
+            for rows in (1, 64, 300):
+                quantized.linear(torch.zeros(rows, k, dtype=ops.dtype), packed)
+
+    return run
+
+
+WORK: dict[str, Callable[[Any], None]] = {
+    "pointwise": pointwise,
+    "lora": adapters,
+    "int8": products("int8"),
+    "int4": products("int4"),
+    "fp8": products("fp8"),
+} | {
+    f"attention {name}": lambda ops, name=name: attentions(ops, name) for name in (HEADS if EVERYTHING else QUICK_HEADS)
+}
+
+
+def needs(launch: Launch) -> int:
+    """Registers a thread may use so that all of a program's warps fit a processor's 65,536."""
+    warps = dict(launch.options)["num_warps"]
+    return min(255, 65_536 // (32 * warps))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("dtype", DTYPES if EVERYTHING else DTYPES[:1], ids=str)
+def test_machine_code_fits_the_card(work: str, target: str, dtype: torch.dtype) -> None:
+    card = TARGETS[target][1]
+    if work == "fp8" and not card.has_fp8:
+        pytest.skip("refused at load: see below")
+    launches = launches_of(lambda: WORK[work](TritonOps(CPU, dtype, card=card)))
+    assert launches
+    for launch in launches:
+        code = compile_for(target, launch)
+        said = f"{launch.name} {dict(launch.constants)} {launch.options}: {code.registers} registers"
+        assert code.spilled == 0, f"{said}, {code.spilled} bytes spilled"
+        assert code.shared <= card.shared, f"{said}, {code.shared} bytes of shared memory"
+        if card.maker == "nvidia":
+            assert code.registers <= needs(launch), said
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_decoding_attention_keeps_two_programs_a_processor(target: str) -> None:
+    """Bytes in flight hide memory's latency: keys and values come by asynchronous copies, for two programs at once."""
+    card = TARGETS[target][1]
+    ops = TritonOps(CPU, torch.bfloat16, card=card)
+    launches = launches_of(lambda: attention(ops, AttentionShape(SMALL, 32, 8, 128, 16)))
+    [launch] = [launch for launch in launches if launch.name == "attend_kernel"]
+    code = compile_for(target, launch)
+    assert 2 * code.shared <= card.shared
+    assert 2 * 32 * dict(launch.options)["num_warps"] * code.registers <= 65_536
+    assert code.text.count("cp.async") >= 8
+
+
+def test_prompt_attention_uses_the_widest_instruction() -> None:
+    ops = TritonOps(CPU, torch.bfloat16, card=H200)
+    launches = launches_of(lambda: attention(ops, AttentionShape(((0, 600),), 32, 8, 128, 16)))
+    [launch] = [launch for launch in launches if launch.name == "attend_kernel"]
+    code = compile_for("sm_90", launch).text
+    assert "wgmma.mma_async" in code
+    assert "mma.sync" not in code
+
+
+# ------------------------------------------------------------------------------------------------------------ choosing
+
+
+@pytest.mark.parametrize("card", [A100, MI300], ids=["A100", "MI300"])
+def test_fp8_is_refused_where_the_card_has_none(card) -> None:
+    with pytest.raises(ConfigError, match="capability"):
+        TritonOps(CPU, torch.bfloat16, "fp8", card)
+
+
+def test_a_type_without_kernels_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="bfloat16"):
+        TritonOps(CPU, torch.float64, card=H200)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_device_without_kernels_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match="device=cuda"):
+        get_ops("triton", torch.device(device), torch.bfloat16, "dense")
+
+
+def test_a_missing_triton_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglite.kernels.triton_ops", None)
+    with pytest.raises(ConfigError, match="kernels=reference"):
+        get_ops("triton", CPU, torch.bfloat16, "dense")
+
+
+def test_heads_too_large_are_said_once_and_go_through_plain_torch(caplog: pytest.LogCaptureFixture) -> None:
+    ops = TritonOps(CPU, torch.float32, card=H200)
+    shape = AttentionShape(((0, 2),), head_dim=2048)
+    batch = batch_of([[1]], [(0, 2)], 4, CPU)
+    for _ in range(2):
+        assert ops.plan(batch, shape.spec) is None
+    assert [record.message.count("2048") for record in caplog.records] == [1]
+    assert not ops.captures(shape.spec)
