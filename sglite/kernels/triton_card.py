@@ -86,7 +86,8 @@ def prompt_tile(card: Card, ratio: int, head_dim: int, itemsize: int) -> Tile:
     d = padded(head_dim)
     large = d <= 128 and itemsize <= 2 and card.maker == "nvidia"
     m = max(128 if large else 64, padded(ratio))
-    return _fitted(card, m, 64 if itemsize <= 2 else 32, d, itemsize, warps=8 if m * d > 64 * 64 else 4, programs=1)
+    wide = itemsize > 2 or (card.generation < 90 and d >= 128)  # before Hopper scores and results are both in registers
+    return _fitted(card, m, 32 if wide else 64, d, itemsize, warps=8 if m * d > 64 * 64 else 4, programs=1)
 
 
 def _fitted(card: Card, m: int, n: int, d: int, itemsize: int, *, warps: int, programs: int) -> Tile:

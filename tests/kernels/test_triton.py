@@ -34,7 +34,8 @@ EVERYTHING = os.environ.get("SGLITE_KERNELS") == "all"
 
 ALL = "triton and (not attention or triton-float32 or triton-float16)"  # attention knows nothing of weights
 QUICK = (
-    "triton and ((not attention and not 130 and not (float16 and (gguf or bias))) or (triton-float32 and attention and not (320 or long or rows))"
+    "triton and ((not attention and not 130 and not (float16 and (gguf or bias)))"
+    " or (triton-float32 and attention and not (320 or long or rows))"
     " or (triton-float16 and attention and (mixed or decode)))"
 )
 MODELS = "triton and (qwen3 or mistral) and not (biases or no)"
