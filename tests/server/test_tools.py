@@ -18,7 +18,7 @@ from sglite.protocol import Constraint, GenerateRequest, Text, Tokens, prompt_te
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.runner import running
-from sglite.runtime.server.toolformats import HERMES, tool_format
+from sglite.runtime.server.toolformats import FORMATS, HERMES, tool_format
 
 CHAT = "/v1/chat/completions"
 USER: Any = [{"role": "user", "content": "weather in Paris?"}]
@@ -266,10 +266,13 @@ def test_past_calls_need_arguments_that_are_objects(arguments: object) -> None:
         ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": '),
         ("llama3", '{"name": "get_weather", "parameters": '),
         ("mistral", '[TOOL_CALLS] [{"name": "get_weather", "arguments": '),
+        ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"),
+        ("deepseek-v3.1", "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"),
     ],
 )
 def test_formats(name: str, text: str) -> None:
-    trigger = tool_format(name, "").trigger
+    format = tool_format(name, "")
+    trigger = format.prefix or format.trigger
     mocks: list[MockBackend] = []
 
     def make() -> MockBackend:
@@ -279,6 +282,16 @@ def test_formats(name: str, text: str) -> None:
     answer = both(make, ServerConfig(tool_format=name), tools=[WEATHER])
     assert answer["calls"] == [["get_weather", '{"city": "Paris"}']]
     assert mocks[0].prompts[1].endswith(text)
+
+
+def test_deepseek_s_calls_begin_once() -> None:
+    begin, call = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
+    config = ServerConfig(tool_format="deepseek")
+    answer = both(lambda: mocked(Model(f"Wait.{begin}", f"\n{call}", "end")), config, tools=[WEATHER])
+    assert (answer["content"], len(answer["calls"])) == ("Wait.", 2)
+    mock = mocked(Model("end"))
+    assert len(plain(ask(mock, config, tools=[WEATHER], tool_choice="required"))["calls"]) == 1
+    assert mock.prompts[0].count(begin) == 1
 
 
 def test_llama_s_trigger_counts_only_at_the_start() -> None:
@@ -291,6 +304,8 @@ def test_llama_s_trigger_counts_only_at_the_start() -> None:
 def test_the_format_follows_the_template() -> None:
     assert tool_format("auto", "...[TOOL_CALLS]...").trigger == "[TOOL_CALLS]"
     assert tool_format("auto", '<|start_header_id|> {"name": x, "parameters": y}').trigger == '{"name":'
+    assert tool_format("auto", "x<｜tool▁calls▁begin｜>```json") is FORMATS["deepseek"]
+    assert tool_format("auto", "x<｜tool▁calls▁begin｜>") is FORMATS["deepseek-v3.1"]
     assert tool_format("auto", "<tool_call>") is HERMES
     assert tool_format("auto", "nothing") is HERMES
 

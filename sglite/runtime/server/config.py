@@ -19,7 +19,9 @@ class ServerConfig:
     host: str = _option("127.0.0.1", "address to listen on")
     port: int = _option(30000, "port to listen on (0: any free one)")
     served_name: str = _option("", "name of the model in /v1 routes (default: the model's own)")
-    tool_format: str = _option("auto", "how the model writes tool calls: auto, hermes, qwen, llama3 or mistral")
+    tool_format: str = _option(
+        "auto", "how the model writes tool calls: auto or a family (hermes, llama3, mistral, deepseek)"
+    )
     reasoning_format: str = _option(
         "auto", "how the model writes reasoning: auto, none or a family (qwen3, deepseek-r1)"
     )

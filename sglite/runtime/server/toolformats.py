@@ -18,6 +18,7 @@ class ToolFormat:
 
     Whoever generates stops at ``trigger`` and writes the rest with the model filling in what is in capitals.
     ``at_start``: the trigger means a call only where the answer begins. ``repeats``: calls may follow one another.
+    ``prefix`` stands once before the first trigger.
     """
 
     trigger: str
@@ -26,6 +27,7 @@ class ToolFormat:
     closing: str
     at_start: bool = False
     repeats: bool = False
+    prefix: str = ""
 
     def written(self, name: str, arguments: str) -> str:
         """A call as the model would have written it."""
@@ -38,7 +40,24 @@ FORMATS: dict[str, ToolFormat] = {
     "qwen": HERMES,
     "llama3": ToolFormat('{"name":', ' "', '", "parameters": ', "}", at_start=True),
     "mistral": ToolFormat("[TOOL_CALLS]", ' [{"name": "', '", "arguments": ', "}]"),
+    "deepseek": ToolFormat(
+        "<｜tool▁call▁begin｜>",
+        "function<｜tool▁sep｜>",
+        "\n```json\n",
+        "\n```<｜tool▁call▁end｜>",
+        repeats=True,
+        prefix="<｜tool▁calls▁begin｜>",
+    ),
+    "deepseek-v3.1": ToolFormat(
+        "<｜tool▁call▁begin｜>",
+        "",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        repeats=True,
+        prefix="<｜tool▁calls▁begin｜>",
+    ),
 }
+"""``deepseek`` is how V3 and R1 write them."""
 
 
 def tool_format(name: str, template: str) -> ToolFormat:
@@ -47,6 +66,8 @@ def tool_format(name: str, template: str) -> ToolFormat:
         return _known(name)
     if "[TOOL_CALLS]" in template:
         return FORMATS["mistral"]
+    if FORMATS["deepseek"].prefix in template:
+        return FORMATS["deepseek" if "```json" in template else "deepseek-v3.1"]
     if "<|start_header_id|>" in template and '"parameters": ' in template:
         return FORMATS["llama3"]
     return HERMES

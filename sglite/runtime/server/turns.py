@@ -152,7 +152,7 @@ class _ToolTurn:
     async def pieces(self) -> AsyncGenerator[Piece]:
         calls = 0
         if self._box.must_call:
-            self._write(self._format.trigger)
+            self._begin_call(first=True)
         else:
             async with aclosing(self._free(loud=True)) as pieces:
                 async for piece in pieces:
@@ -196,17 +196,18 @@ class _ToolTurn:
         model writes there is no part of the answer and ends it."""
         for triggers in (True, False):
             said = ""
-            async with aclosing(self._generate(self._free_sampling(triggers))) as chunks:
+            trigger = (self._format.prefix if loud else "") or self._format.trigger
+            async with aclosing(self._generate(self._free_sampling(trigger if triggers else None))) as chunks:
                 async for chunk in chunks:
                     said += chunk.text
                     if not loud and said.strip():
                         return
                     if loud and (piece := self._shown(chunk.text, last=False)):
                         yield piece
-            if not self._triggered:
+            if self._finish is None or self._finish.matched != trigger:
                 break
             if not self._format.at_start or not self._text.strip():
-                self._write(self._format.trigger)
+                self._begin_call(first=loud)
                 break
             self._prompt = (*self._prompt, Text(self._format.trigger))  # mentioned in the middle: just text
             if loud and (piece := self._shown(self._format.trigger, last=False)):
@@ -214,14 +215,15 @@ class _ToolTurn:
         if loud and (piece := self._shown("", last=True)):
             yield piece
 
-    def _free_sampling(self, triggers: bool) -> SamplingParams:
+    def _free_sampling(self, trigger: str | None) -> SamplingParams:
         own = self._request.sampling
-        stop = (*own.stop, self._format.trigger) if triggers else own.stop
+        stop = (*own.stop, trigger) if trigger else own.stop
         return replace(own, stop=stop, skip_special_tokens=False)
 
-    @property
-    def _triggered(self) -> bool:
-        return self._finish is not None and self._finish.matched == self._format.trigger
+    def _begin_call(self, *, first: bool) -> None:
+        if first:
+            self._write(self._format.prefix)
+        self._write(self._format.trigger)
 
     def _shown(self, text: str, *, last: bool) -> Piece | None:
         for token in self._special:
@@ -291,7 +293,8 @@ class _ToolTurn:
 
     def _write(self, text: str) -> None:
         """Write for the model, as its template would: special tokens count."""
-        self._prompt = (*self._prompt, Text(text, special=True))
+        if text:
+            self._prompt = (*self._prompt, Text(text, special=True))
 
     async def _generate(self, sampling: SamplingParams, constraint: Constraint | None = None) -> AsyncGenerator[Chunk]:
         request = replace(
