@@ -153,7 +153,7 @@ def _ends(matcher: MaskMatcher, ids: list[int]) -> bool:
 
 
 def sizes(schema: dict[str, Any]) -> tuple[int, int]:
-    """The estimated tokens of the smallest value of ``schema``, and of the largest of its parts: a whole begins once."""
+    """The estimated tokens of the smallest value of ``schema``, and of its largest part; the whole begins only once."""
     known: dict[int, int] = {}
     whole = _size(schema, schema.get("$defs", {}), known)
     return whole, max((size for part, size in known.items() if part != id(schema)), default=whole) + 8
