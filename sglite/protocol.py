@@ -113,12 +113,14 @@ class LogprobParams:
     """Which logprobs to return. ``prompt_start`` asks for the prompt's own from that position on (None: none).
 
     The very first position of a prompt has no known probability; its logprob is None. ``top`` adds that many
-    most likely alternatives to each position.
+    most likely alternatives to each position. ``constrained``: the output's are those under the request's constraint,
+    where a token that has to come is certain, instead of the model's own.
     """
 
     output: bool = True
     prompt_start: int | None = None
     top: int = 0
+    constrained: bool = False
 
     def validate(self) -> LogprobParams:
         _integer("top_logprobs", self.top, 0, MAX_TOP_LOGPROBS)

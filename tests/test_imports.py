@@ -87,7 +87,7 @@ def test_policy_is_plain_python() -> None:
 
 def test_the_server_is_given_a_backend() -> None:
     for module in modules_in("sglite.runtime.server"):
-        shared = (*SHARED, "sglite.chat", "sglite.templating", "sglite.reasoning", "sglite.codec")
+        shared = (*SHARED, "sglite.chat", "sglite.templating", "sglite.reasoning", "sglite.codec", "sglite.confidence")
         allowed = (*shared, "sglite.runtime.server")
         for name in ours(module, typing=True) - {"sglite"}:  # the package itself, for its version
             assert inside(name, *allowed), f"{module} imports {name}"

@@ -21,7 +21,15 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sglite.errors import ConfigError, GrammarError, InvalidRequestError, RequestError, SgliteError, UnavailableError
+from sglite.errors import (
+    ConfigError,
+    GrammarError,
+    InvalidRequestError,
+    RequestError,
+    SgliteError,
+    UnavailableError,
+    UnsupportedError,
+)
 from sglite.protocol import Chunk, Constraint, GenerateRequest, ModelInfo, Prompt, Text, Usage
 from sglite.runtime.config import config_from
 from sglite.runtime.core import EngineCore
@@ -289,6 +297,8 @@ class Engine:
 
     async def _admit(self, request: GenerateRequest, stream: Stream) -> Job:
         now = time.perf_counter()
+        if request.logprobs is not None and request.logprobs.constrained and self.config.device.startswith("cuda"):
+            raise UnsupportedError("logprobs under the constraint are not there on GPUs yet", param="logprobs")
         grammar = await self._compile(request)
         make_job = partial(self._parts.intake.job, request, stream, now, grammar)
         if sum(len(s.value) for s in request.prompt if isinstance(s, Text)) > _LONG_TEXT:

@@ -156,6 +156,7 @@ class GenerateTrack:
             context_ids=sequence.tokens if params.repetition_penalty != 1.0 else (),
             banned=tuple(self._end_ids | self._rules.eos_ids) if early else (),
             top_logprobs=self._logprobs.top if self._logprobs is not None and self._logprobs.output else None,
+            constrained=self._logprobs is not None and self._logprobs.constrained,
         )
 
     def take(self, choice: Choice) -> None:

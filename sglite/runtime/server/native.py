@@ -13,8 +13,9 @@ from fastapi import APIRouter
 from pydantic import AliasChoices, Field, model_validator
 from starlette.responses import Response
 
+from sglite import confidence
 from sglite.errors import InvalidRequestError
-from sglite.protocol import Constraint, GenerateRequest, LogprobParams, Prompt, SamplingParams
+from sglite.protocol import MAX_TOP_LOGPROBS, Constraint, GenerateRequest, LogprobParams, Prompt, SamplingParams
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
@@ -77,6 +78,10 @@ class Sampling(f.Body):
         return SamplingParams(**{**plain, "max_new_tokens": _budget(self.max_new_tokens, context_length)})
 
 
+def _refused(why: str) -> InvalidRequestError:
+    return InvalidRequestError(why, param="field_confidence")
+
+
 class Generate(f.Body):
     """The body of ``/generate``. Options may be lists, one entry a prompt, as in SGLang."""
 
@@ -88,6 +93,8 @@ class Generate(f.Body):
     logprob_start_len: f.Start | Annotated[list[f.Start], Field(max_length=f.MAX_PROMPTS)] | None = None
     top_logprobs_num: f.TopLogprobs | Annotated[list[f.TopLogprobs], Field(max_length=f.MAX_PROMPTS)] | None = None
     return_text_in_logprobs: bool = False
+    field_confidence: bool = False
+    """Ours: ``meta_info.field_confidence`` tells how sure the model was of each field of a JSON answer or choice."""
     stream: bool = False
     lora_path: str | None = None
     priority: f.Priority | None = None
@@ -137,6 +144,8 @@ class _Call:
 
     def _logprobs(self, i: int, sampling: Sampling) -> LogprobParams | None:
         body, count = self.body, len(self.rids)
+        if body.field_confidence:
+            return self._confidence_logprobs(sampling)
         if not _each(False if body.return_logprob is None else body.return_logprob, count, "return_logprob")[i]:
             return None
         start: int = _each(
@@ -147,13 +156,26 @@ class _Call:
         top: int = _each(0 if body.top_logprobs_num is None else body.top_logprobs_num, count, "top_logprobs_num")[i]
         return LogprobParams(output=True, prompt_start=start if start >= 0 else None, top=top)
 
+    def _confidence_logprobs(self, sampling: Sampling) -> LogprobParams:
+        constraint = sampling.constraint()
+        if self.body.return_logprob:
+            raise _refused("field_confidence and return_logprob cannot be used together")
+        if constraint is None or constraint.kind not in confidence.KINDS:
+            raise _refused("field_confidence needs a json_schema in sampling_params")
+        return LogprobParams(top=MAX_TOP_LOGPROBS, constrained=True)
+
     def shown(self, i: int, result: Result, sample: Sample) -> dict[str, Any]:
         return {"text": sample.text, "output_ids": list(sample.ids), "meta_info": self._meta(i, result, sample)}
 
     def _meta(self, i: int, result: Result, sample: Sample) -> dict[str, Any]:
         meta = {"id": self.rids[i], "finish_reason": _finish_reason(sample), **_counts(result, sample)}
-        asked = self.requests[i].logprobs
-        if asked is not None:
+        asked, constraint = self.requests[i].logprobs, self.requests[i].constraint
+        if self.body.field_confidence:
+            assert constraint is not None, "checked with the request"
+            if sample.finish is not None:
+                found = confidence.field_confidence(constraint, sample.text, sample.logprobs)
+                meta["field_confidence"] = [one.as_json() for one in found]
+        elif asked is not None:
             named = self.body.return_text_in_logprobs
             meta["input_token_logprobs"] = native_logprobs(result.prompt_logprobs, named)
             meta["output_token_logprobs"] = native_logprobs(sample.logprobs, named)
