@@ -34,11 +34,10 @@ EVERYTHING = os.environ.get("SGLITE_KERNELS") == "all"
 
 ALL = "triton and (not attention or triton-float32 or triton-float16)"  # attention knows nothing of weights
 QUICK = (
-    "triton and ((not attention and not 130 and not (float16 and (gguf or bias)))"
-    " or (triton-float32 and attention and not (320 or long or rows))"
-    " or (triton-float16 and attention and (mixed or decode)))"
+    "triton and ((not attention and not 130 and not (gguf and not int4) and not (float16 and (gguf or bias)))"
+    " or (triton-float32 and attention and (mixed or decode or size or window) and not (320 or long))"
+    " or (triton-float16 and attention and page))"
 )
-MODELS = "triton and (qwen3 or mistral) and not (biases or no)"
 
 
 def interpret(*arguments: str) -> None:
@@ -57,12 +56,14 @@ def test_operations_in_the_interpreter() -> None:
 
 @pytest.mark.timeout(600)
 def test_splits_prefixes_pages_and_adapters_in_the_interpreter() -> None:
-    interpret(str(HERE / "interpreted_kernels.py"))
+    interpret(str(HERE / "interpreted_kernels.py"), "-k", "float" if EVERYTHING else "float32")
 
 
 @pytest.mark.timeout(600)
 def test_models_in_the_interpreter() -> None:
-    interpret(str(HERE.parent / "runtime/test_models.py"), "-k", "triton" if EVERYTHING else MODELS)
+    interpret(
+        str(HERE.parent / "runtime/test_models.py"), "-k", "triton" if EVERYTHING else "triton and qwen3 and not biases"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ machine code
@@ -75,7 +76,6 @@ HEADS = {
     "80": (4, 4, 80),
     "64": (9, 3, 64),
 }
-QUICK_HEADS = "8B", "80", "256"
 DTYPES = torch.bfloat16, torch.float16, torch.float32
 SMALL = ((100, 1), (5, 1))
 MIXED = ((100, 1), (0, 600), (700, 90))
@@ -149,9 +149,13 @@ WORK: dict[str, Callable[[Any], None]] = {
     "int8": products("int8"),
     "int4": products("int4"),
     "fp8": products("fp8"),
-} | {
-    f"attention {name}": lambda ops, name=name: attentions(ops, name) for name in (HEADS if EVERYTHING else QUICK_HEADS)
-}
+} | {f"attention {name}": lambda ops, name=name: attentions(ops, name) for name in HEADS}
+
+CODE = [(work, target, dtype) for work in WORK for target in TARGETS for dtype in DTYPES]
+if not EVERYTHING:
+    common = "pointwise", "lora", "int8", "int4", "fp8", "attention 8B"
+    CODE = [(work, "sm_90", torch.bfloat16) for work in common]
+    CODE += [("attention 0.6B", target, torch.bfloat16) for target in TARGETS if target != "sm_90"]
 
 
 def needs(launch: Launch) -> int:
@@ -161,9 +165,7 @@ def needs(launch: Launch) -> int:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("work", WORK)
-@pytest.mark.parametrize("dtype", DTYPES if EVERYTHING else DTYPES[:1], ids=str)
+@pytest.mark.parametrize(("work", "target", "dtype"), CODE, ids=str)
 def test_machine_code_fits_the_card(work: str, target: str, dtype: torch.dtype) -> None:
     card = TARGETS[target][1]
     if work == "fp8" and not card.has_fp8:
