@@ -6,7 +6,7 @@ STAMP := $(VENV)/.sglite-setup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 TOOLS := build/tools
 
-.PHONY: help setup demo test kernels check format soak pins audit clean
+.PHONY: help setup demo test kernels check format docs soak pins audit clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -39,6 +39,10 @@ check: setup  ## format, lint, strict types, then all tests
 format: setup  ## format and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup  ## build the site into build/site; a broken link fails
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 soak: setup  ## hours of load, faults and random lives; docs/reliability.md has what came of it
 	$(BIN)/python tests/faults/fuzz.py --steps 10000000 --minutes 60
