@@ -1,57 +1,50 @@
-"""What does the scheduler cost, and what does scheduling by program win? Scripted traces, no model, no torch.
+"""What does scheduling cost, and what does scheduling by program win? Scripted traces, no model, no torch.
 
-    python benchmarks/scheduler.py            # both tables, about a minute on a quiet machine
+    python benchmarks/scheduler.py            # about a minute and a half on a quiet machine
 
-First table: microseconds of ``plan`` + ``commit`` for a decode step of 32 rows, with an empty tree and with 100,000
-nodes and 1,000 waiting. Second table: 200 agent programs (turns with tool gaps, heavy-tailed, seeded) on a simulated
+First table: microseconds of a decode step of 32 rows in the scheduler and the tree (``plan`` + ``commit`` + what the
+tree keeps), with an empty tree and with 100,000 nodes and 1,000 waiting, and with sequences that end and begin. Second:
+what must hold whatever the time. Third: 200 agent programs (turns with tool gaps, heavy-tailed, seeded) on a simulated
 device whose step takes 12 ms and 0.5 ms a token, with a KV pool for 30% of what they would use at most.
 Writes ``scheduler.json`` beside this file.
 """
 
-import heapq
 import json
 import random
 import statistics
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
+from simulation import PAGE_SIZE, Simulation, sequence
+from traces import agents, some_tokens
 
-from sglite.protocol import GenerateRequest, ProgramInfo, Text
 from sglite.runtime.pages import PageBook
+from sglite.runtime.policy import PATIENCE
 from sglite.runtime.radix import PrefixCache
 from sglite.runtime.scheduler import Scheduler
-from sglite.runtime.sequence import Sequence
-
-PAGE_SIZE = 16
-STEP_SECONDS, TOKEN_SECONDS = 0.012, 0.0005
-VOCABULARY = 49_152
-
-
-def sequence(tokens, new, program=None):
-    request = GenerateRequest("benchmark", (Text("-"),), program=program)
-    return Sequence(request, list(tokens), len(tokens), len(tokens) + new)
-
-
-def some_tokens(rng, n):
-    return [rng.randrange(VOCABULARY) for _ in range(n)]
-
+from sglite.runtime.sequence import Status
 
 # ------------------------------------------------------------------------------------------------------- cost of a step
 
 
-def decode_step_microseconds(nodes, waiting, steps=2000):
-    """Median and 99th percentile of plan + commit, 32 rows decoding."""
+def scheduler_with(nodes, *, cached=True, policy="program", pages=500_000):
+    book = PageBook(pages)
+    cache = PrefixCache(book, PAGE_SIZE) if cached else None
+    scheduler = Scheduler(book, cache, page_size=PAGE_SIZE, policy=policy, max_running=32, max_step_tokens=4096)
     rng = random.Random(0)
-    book = PageBook(500_000)
-    cache = PrefixCache(book, PAGE_SIZE)
-    scheduler = Scheduler(book, cache, page_size=PAGE_SIZE, policy="program", max_running=32, max_step_tokens=4096)
-    while cache.stats.nodes < nodes:
+    while cached and cache.stats.nodes < nodes:
         stem = some_tokens(rng, 3 * PAGE_SIZE)
         for leaf in range(8):
             cache.adopt(("", ""), [*stem, *[leaf] * PAGE_SIZE], book.allocate(4))
+    return scheduler
+
+
+def decode_step(nodes, waiting, steps=2000):
+    """Microseconds of plan + commit, 32 rows decoding."""
+    rng, scheduler = random.Random(0), scheduler_with(nodes)
     scheduler.submit(*[sequence(some_tokens(rng, 500), 2 * steps) for _ in range(32)])
     while (plan := scheduler.plan()).rows:
         scheduler.commit(plan)
@@ -59,11 +52,28 @@ def decode_step_microseconds(nodes, waiting, steps=2000):
     return percentiles([timed_step(scheduler) for _ in range(steps)])
 
 
+def step_with_turnover(nodes, waiting, steps=2000, new=64):
+    """Microseconds of plan + commit + release where each sequence ends after 64 tokens and another takes its place."""
+    rng, scheduler = random.Random(0), scheduler_with(nodes)
+    head = some_tokens(rng, 200)
+    times = []
+    for _ in range(steps):
+        while scheduler.waiting < max(waiting, 32):
+            scheduler.submit(sequence([*head, *some_tokens(rng, 100)], rng.randint(new // 2, new * 3 // 2)))
+        times.append(timed_step(scheduler))
+    return percentiles(times)
+
+
 def timed_step(scheduler):
     for running in scheduler.running:
-        running.tokens.append(7)
+        if running.remaining == 0:
+            running.tokens.append(7)
     began = time.perf_counter()
-    scheduler.commit(scheduler.plan())
+    for running in scheduler.running:
+        if len(running.tokens) == running.limit:
+            scheduler.release(running)
+    if (plan := scheduler.plan()).rows:
+        scheduler.commit(plan)
     return (time.perf_counter() - began) * 1e6
 
 
@@ -72,118 +82,46 @@ def percentiles(values):
     return {"median": cuts[49], "p99": cuts[98]}
 
 
+# ------------------------------------------------------------------------------------------------- what must hold
+
+
+def no_reuse_seconds(cached, requests=300):
+    """Scheduling time of requests that share nothing: 500 tokens of prompt, 64 of output, 32 at once."""
+    rng, scheduler = random.Random(3), scheduler_with(0, cached=cached, pages=4096)
+    pending = [sequence(some_tokens(rng, 500), 64) for _ in range(requests)]
+    scheduler.submit(*pending)
+    spent, steps = 0.0, 0
+    while not scheduler.idle:
+        spent += timed_step(scheduler)
+        steps += 1
+    return spent / 1e6, steps
+
+
+def shared_prefix(requests=32, shared=1024, own=32):
+    """Positions computed of a prefix that so many cold requests share, in multiples of it."""
+    rng, scheduler = random.Random(4), scheduler_with(0)
+    head = some_tokens(rng, shared)
+    sequences = [sequence([*head, *some_tokens(rng, own)], 1) for _ in range(requests)]
+    scheduler.submit(*sequences)
+    while any(one.remaining for one in sequences):
+        scheduler.commit(scheduler.plan())
+    return (scheduler.stats.computed_tokens - requests * own) / shared
+
+
+def worst_wait(policy):
+    """Admissions of others before a cold request starts while 64 hot ones always wait."""
+    scheduler = scheduler_with(0, policy=policy)
+    hot, cold = [1] * 320, sequence([2] * 320, 2)
+    scheduler.submit(*[sequence(hot, 2) for _ in range(64)])
+    scheduler.submit(cold)
+    while cold.status is Status.WAITING:
+        while scheduler.waiting < 64:
+            scheduler.submit(sequence(hot, 2))
+        timed_step(scheduler)
+    return scheduler.stats.admissions, PATIENCE + 65 + 32
+
+
 # --------------------------------------------------------------------------------------------------------- agent traces
-
-
-@dataclass(frozen=True)
-class Turn:
-    added: list
-    output: list
-    gap: float
-
-
-@dataclass
-class Agent:
-    """A program in the simulation: ``context`` is what it has said and heard so far."""
-
-    name: str
-    arrival: float
-    turns: tuple
-    context: list = field(default_factory=list)
-    at: int = 0
-    done: float = 0.0
-
-
-def agents(seed, n=200, rate=0.3, mean_gap=6.0):
-    """Programs of 3 to 20 turns, most of them few; one of four system prompts; results of tools in between."""
-    rng, now, made = random.Random(seed), 0.0, []
-    systems = [some_tokens(rng, 400) for _ in range(4)]
-    for i in range(n):
-        now += rng.expovariate(rate)
-        turns = [a_turn(rng, mean_gap) for _ in range(min(20, 1 + int(rng.paretovariate(1.2) * 2)))]
-        opening = rng.choice(systems) + some_tokens(rng, min(1100, int(rng.lognormvariate(6, 0.6))))
-        turns[0] = Turn(opening, turns[0].output, turns[0].gap)
-        made.append(Agent(str(i), now, tuple(turns)))
-    return made
-
-
-def a_turn(rng, mean_gap):
-    added = some_tokens(rng, min(1500, int(rng.lognormvariate(5, 0.8))))
-    output = some_tokens(rng, max(4, min(400, int(rng.lognormvariate(4, 0.7)))))
-    return Turn(added, output, mean_gap * rng.lognormvariate(-0.5, 1))
-
-
-class Simulation:
-    def __init__(self, trace, pages, policy):
-        book = PageBook(pages)
-        cache = PrefixCache(book, PAGE_SIZE)
-        self.scheduler = Scheduler(
-            book, cache, page_size=PAGE_SIZE, policy=policy, max_running=32, max_step_tokens=1024, max_queue=10**6
-        )
-        self.agents = [Agent(agent.name, agent.arrival, agent.turns) for agent in trace]
-        self.calls = [(agent.arrival, i, agent) for i, agent in enumerate(self.agents)]
-        self.running = {}
-        self.now = 0.0
-        self.most_tokens = 0
-        self.planning = 0.0
-
-    def run(self):
-        heapq.heapify(self.calls)
-        while self.calls or not self.scheduler.idle:
-            while self.calls and self.calls[0][0] <= self.now:
-                self.call(heapq.heappop(self.calls)[2])
-            began = time.perf_counter()
-            plan = self.scheduler.plan()
-            self.planning += time.perf_counter() - began
-            if plan.rows:
-                self.now += STEP_SECONDS + TOKEN_SECONDS * plan.tokens
-                self.scheduler.commit(plan)
-                self.finish(plan)
-            else:
-                self.now = self.calls[0][0]
-        return self
-
-    def call(self, agent):
-        turn = agent.turns[agent.at]
-        agent.context = agent.context + turn.added
-        program = ProgramInfo(agent.name, last=agent.at == len(agent.turns) - 1)
-        asked = sequence(agent.context, 3 * len(turn.output), program)
-        self.running[asked] = agent
-        self.scheduler.submit(asked)
-
-    def finish(self, plan):
-        for row in plan.rows:
-            one = self.scheduler.sequence(row.slot)
-            if one.remaining == 0:
-                agent = self.running[one]
-                output = agent.turns[agent.at].output
-                one.tokens.append(output[one.output_length])
-                if one.output_length == len(output):
-                    self.answer(one, agent)
-
-    def answer(self, one, agent):
-        self.scheduler.release(one)
-        del self.running[one]
-        agent.context = list(one.tokens)
-        self.most_tokens = max(self.most_tokens, sum(len(each.context) for each in self.agents))
-        gap = agent.turns[agent.at].gap
-        agent.at += 1
-        if agent.at == len(agent.turns):
-            agent.done, agent.context = self.now, []
-        else:
-            heapq.heappush(self.calls, (self.now + gap, len(self.agents) + self.scheduler.stats.admissions, agent))
-
-    def result(self):
-        stats = self.scheduler.stats
-        times = sorted(agent.done - agent.arrival for agent in self.agents)
-        return {
-            "mean completion s": statistics.mean(times),
-            "p95 completion s": times[int(0.95 * len(times))],
-            "all done s": self.now,
-            "computed tokens": stats.computed_tokens,
-            "retractions": stats.retractions,
-            "plan us": self.planning / stats.steps * 1e6,
-        }
 
 
 def compare(seed, rate, share=0.3):
@@ -198,14 +136,22 @@ def compare(seed, rate, share=0.3):
 
 def main():
     console = Console()
-    costs = {
-        f"{nodes:,} nodes, {w:,} waiting": decode_step_microseconds(nodes, w) for nodes, w in [(0, 0), (100_000, 1000)]
-    }
-    table = Table("plan + commit, 32 decoding", "median µs", "p99 µs")
+    costs = {}
+    for nodes, waiting in track([(0, 0), (100_000, 1000)], "steps", console=console):
+        where = f"{nodes:,} nodes, {waiting:,} waiting"
+        costs[f"decode, {where}"] = decode_step(nodes, waiting)
+        costs[f"turnover, {where}"] = step_with_turnover(nodes, waiting)
+    table = Table("32 running", "median µs", "p99 µs")
     for name, cost in costs.items():
         table.add_row(name, f"{cost['median']:.0f}", f"{cost['p99']:.0f}")
     console.print(table)
-    traces = {f"seed {seed}, {rate}/s": compare(seed, rate) for seed in (1, 2) for rate in (0.3, 0.6)}
+    facts = holds()
+    table = Table("what must hold", "measured", "bound")
+    for name, (value, bound) in facts.items():
+        table.add_row(name, f"{value:.4g}", f"{bound:.4g}")
+    console.print(table)
+    runs = [(1, 0.3), (2, 0.6)]
+    traces = {f"seed {seed}, {rate}/s": compare(seed, rate) for seed, rate in track(runs, "agents", console=console)}
     table = Table("200 agents", "policy", "mean s", "of fcfs", "p95 s", "end s", "tokens")
     for name, results in traces.items():
         for policy in ("unlimited pool", "fcfs", "longest-prefix", "program"):
@@ -214,7 +160,20 @@ def main():
             row = [f"{mean:.1f}", f"{ratio:.2f}", f"{p95:.0f}", f"{end:.0f}", f"{computed:,}"]
             table.add_row(name if policy == "unlimited pool" else "", policy, *row)
     console.print(table)
-    Path(__file__).with_suffix(".json").write_text(json.dumps({"step": costs, "agents": traces}, indent=1) + "\n")
+    results = {"step": costs, "holds": facts, "agents": traces}
+    Path(__file__).with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+def holds():
+    """Measured and bound, by what is measured."""
+    without, steps = min(no_reuse_seconds(cached=False) for _ in range(3))
+    with_tree, _ = min(no_reuse_seconds(cached=True) for _ in range(3))
+    return {
+        "µs a step that the tree adds where nothing is reused": ((with_tree - without) / steps * 1e6, 300),
+        "times a prefix shared by 32 cold requests is computed": (shared_prefix(), 1),
+        "admissions before a cold request, longest-prefix": worst_wait("longest-prefix"),
+        "admissions before a cold request, program": worst_wait("program"),
+    }
 
 
 if __name__ == "__main__":

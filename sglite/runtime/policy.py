@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from sglite.errors import ConfigError
 
 PATIENCE = 256
-"""How many admissions a waiting sequence may be passed over beyond all those that waited when it was first planned."""
+"""How many admissions a waiting sequence may be passed over beyond all those that waited when it was first planned, and
+those of the plan in which it becomes overdue."""
 
 QUANTUM = 2048
 """Tokens after which a program first counts as a long one; each next level is twice as long."""

@@ -33,7 +33,8 @@ Key = tuple[str, str]
 class Program:
     """``arrival`` is its first sequence's, ``attained`` counts computed tokens, ``active`` sequences in the scheduler.
 
-    ``rank`` says who gives way first, ``kept`` is by branch, ``dead`` are branches that ended, ``idle_since`` a time.
+    ``rank`` says who gives way first, ``kept`` is by branch, as is ``found``: the positions that its first call found
+    in the cache, which are others' too. ``dead`` are branches that ended, ``idle_since`` a time.
     """
 
     arrival: int
@@ -41,6 +42,7 @@ class Program:
     active: int = 0
     rank: Rank = ()
     kept: dict[str, Lease] = field(default_factory=dict)
+    found: dict[str, int] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     idle_since: float = 0.0
 
@@ -49,6 +51,11 @@ class Program:
         leases = list(self.kept.values())
         self.kept.clear()
         return leases
+
+    def spent(self, branch: str, lease: Lease) -> Lease:
+        """Nobody comes back to what the branch added to what it found."""
+        lease.spent = self.found.get(branch, 0)
+        return lease
 
 
 class Programs:
@@ -86,6 +93,7 @@ class Programs:
         program = self._programs[key]
         program.active -= 1
         program.attained += max(0, sequence.computed - sequence.cached)
+        program.found.setdefault(info.branch, sequence.cached)
         last = info.last or any(_covers(branch, info.branch) for branch in program.dead)
         released = self._keep(program, info.branch, lease, last=last)
         if program.active == 0:
@@ -98,7 +106,7 @@ class Programs:
         if program is None:
             return []
         ended = [each for each in program.kept if _covers(branch, each)]
-        leases = [_spent(program.kept.pop(each)) for each in ended]
+        leases = [program.spent(each, program.kept.pop(each)) for each in ended]
         if program.active:
             program.dead.add(branch)
         elif not program.kept or branch == "":
@@ -127,7 +135,7 @@ class Programs:
         memory = max(self._shortest_memory, GAPS_REMEMBERED * self._gaps.usual)
         while self._idle and now - next(iter(self._idle.values())).idle_since > memory:
             key = next(iter(self._idle))
-            released += [_spent(lease) for lease in self._forget(key).take()]
+            released += self._forget(key).take()
         return released
 
     def clear(self) -> list[Lease]:
@@ -141,7 +149,7 @@ class Programs:
         old = program.kept.pop(branch, None)
         if lease is not None and not last:
             program.kept[branch], lease = lease, None
-        return [_spent(each) for each in (old, lease) if each is not None]
+        return [program.spent(branch, each) for each in (old, lease) if each is not None]
 
     def _rest(self, key: Key, program: Program, now: float, *, ended: bool) -> None:
         program.dead.clear()
@@ -170,8 +178,3 @@ class Programs:
 def _covers(branch: str, other: str) -> bool:
     """Whether the other is the branch itself or below it."""
     return branch in ("", other) or other.startswith(f"{branch}.")
-
-
-def _spent(lease: Lease) -> Lease:
-    lease.spent = True
-    return lease

@@ -52,7 +52,7 @@ class Space:
 class Lease:
     """The first ``length`` positions of some sequence, kept in the tree until the lease is released.
 
-    ``spent``: nobody will come back to its end, so what no other sequence shares of it is the first to be evicted.
+    ``spent`` says from which position on nobody will come back to it: that is the first to be evicted.
     """
 
     __slots__ = ("length", "node", "spent")
@@ -60,7 +60,7 @@ class Lease:
     def __init__(self, node: Node, length: int) -> None:
         self.node: Node | None = node
         self.length = length
-        self.spent = False
+        self.spent: int | None = None
 
 
 STALE = 4
@@ -202,8 +202,8 @@ class PrefixCache:
                 self._retire(node)
             node = parent
         node.refs -= 1
-        if lease.spent and last.space.alive:
-            self._expose(last)
+        if lease.spent is not None and last.space.alive:
+            self._expose(last, lease.length, lease.spent)
         self._forget_if_empty(node.space)
 
     def adopt(self, namespace: Namespace, tokens: Sequence[int], pages: list[int]) -> int:
@@ -324,10 +324,14 @@ class PrefixCache:
         if not node.space.alive:
             self._trim(node, len(node.pages))
 
-    def _expose(self, node: Node) -> None:
-        """Put the idle path up from a leaf, as far as nothing else hangs on it, first in line for eviction."""
+    def _expose(self, node: Node, end: int, start: int) -> None:
+        """Put the idle path up from a leaf that ends at one position to another, as far as nothing else hangs on it,
+        first in line for eviction."""
         tail: list[Node] = []
         while node.parent is not None and node.refs == 0 and len(node.children) == (1 if tail else 0):
+            end -= len(node.tokens)
+            if end < start:
+                break
             tail.append(node)
             node = node.parent
         for each in reversed(tail):

@@ -42,6 +42,7 @@ class _Entry(Enum):
 
     ADMITTED = "admitted"
     HELD = "held"
+    LATER = "later"
     FULL = "full"
 
 
@@ -307,21 +308,26 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------------------- admission
 
     def _admit(self, work: Work) -> None:
-        """Add waiting sequences to the step, in the policy's order, until one does not fit."""
+        """Add waiting sequences to the step, in the policy's order, until one does not fit.
+
+        Once one is held for another's prefix, nobody starts who would have cached pages evicted: it may be that prefix.
+        """
+        holding = False
         budget = self._max_step_tokens - sum([target - sequence.computed for sequence, target in work])
         if budget == 0 or self._room.full or not (self._free_slots and self._queue):
             return
         for sequence in in_order(self._queue, self._policy, self._ledger, self._tally.admissions):
-            entry = self._try_to_admit(sequence)
+            entry = self._try_to_admit(sequence, evicting=not holding)
+            holding = holding or entry is _Entry.HELD
             if entry is _Entry.ADMITTED:
                 n = min(sequence.remaining, budget)
                 work.append((sequence, sequence.computed + n))
                 self._ledger.grow(work[-1:])
                 budget -= n
-            if entry is _Entry.FULL or budget == 0 or not self._free_slots:
+            if entry in (_Entry.FULL, _Entry.LATER) or budget == 0 or not self._free_slots:
                 return
 
-    def _try_to_admit(self, sequence: Sequence) -> _Entry:
+    def _try_to_admit(self, sequence: Sequence, *, evicting: bool) -> _Entry:
         lease = self._ledger.match(sequence)
         leader = self._holding.leader(lease, sequence.tokens, cacheable(sequence)) if lease else None
         urgent = not self._running or sequence.overdue(self._tally.admissions)
@@ -330,6 +336,9 @@ class Scheduler:
             self._queue.remove(sequence)
             self._holding.follow(sequence, leader)
             return _Entry.HELD
+        if not (evicting or urgent or self._room.free_for(sequence, lease)):
+            self._ledger.release(lease)
+            return _Entry.LATER
         behind = ANYONE if urgent else sequence.rank
         if not self._room.fits(sequence, lease, self._running, behind, self._clock()):
             self._ledger.release(lease)
