@@ -6,7 +6,7 @@ STAMP := $(VENV)/.sglite-setup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 TOOLS := build/tools
 
-.PHONY: help setup demo test kernels check format docs soak pins audit clean
+.PHONY: help setup demo test kernels check format docs soak pins audit schemathesis sglang clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -50,6 +50,12 @@ soak: setup  ## hours of load, faults and random lives; docs/reliability.md has 
 	$(BIN)/python tests/faults/soak.py requests --model smollm2-135m --minutes 60 --kill-every 600 --open 1000
 	$(BIN)/python tests/faults/soak.py overload
 	$(BIN)/python tests/faults/soak.py drains --count 100
+
+schemathesis: setup  ## hundreds of odd requests per route, made from our OpenAPI document
+	$(BIN)/python tests/server/fuzz_openapi.py
+
+sglang: setup  ## the published sglang frontend against our server; SGLITE_SGLANG_PYTHON names its interpreter
+	$(BIN)/python -m pytest tests/server/test_sglang_frontend.py
 
 $(TOOLS)/bin/uv:
 	$(PYTHON) -m venv $(TOOLS)
