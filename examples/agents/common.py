@@ -15,7 +15,7 @@ ON = """where it runs:
   python FILE                                     the default model, loaded here
   python FILE --model ./folder                    another model
   python FILE --backend http://127.0.0.1:30000    a server started with sglite serve
-  python FILE --backend http://127.0.0.1:8000/v1  any server with OpenAI's routes; --model is its name there
+  python FILE --backend http://127.0.0.1:8000/v1  vLLM's, SGLang's or sglite's OpenAI routes; --model is its name there
   sglite run FILE                                 with sglite's own options in front of the file
 """
 
