@@ -51,12 +51,14 @@ def prompt_text(prompt: Prompt) -> str:
 MAX_N = 128
 MAX_STOPS = 64
 MAX_TOP_LOGPROBS = 64
+MAX_GIVEN_LOGPROBS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens. ``temperature=0`` is greedy; ``top_k=-1`` means no limit. Stop strings are not part of the
-    text; an answer under a JSON or choices constraint ends where it is complete, and none of them cuts it.
+    text; an answer under a JSON or choices constraint ends where it is complete, and none of them cuts it. With
+    ``best_of`` so many samples are drawn, and the ``n`` whose tokens are likeliest on average are the answer.
 
     ``validate`` raises InvalidRequestError naming the field. Limits that depend on the model (token ids, context)
     are checked by the engine.
@@ -65,6 +67,7 @@ class SamplingParams:
     max_new_tokens: int = 128
     min_new_tokens: int = 0
     n: int = 1
+    best_of: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
@@ -84,6 +87,8 @@ class SamplingParams:
         _integer("max_new_tokens", self.max_new_tokens, 0, 2**31 - 1)
         _integer("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
         _integer("n", self.n, 1, MAX_N)
+        if self.best_of is not None:
+            _integer("best_of", self.best_of, self.n, MAX_N)
         _number("temperature", self.temperature, 0.0, 100.0)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
@@ -114,20 +119,28 @@ class LogprobParams:
 
     The very first position of a prompt has no known probability; its logprob is None. ``top`` adds that many
     most likely alternatives to each position. ``constrained``: the output's are those under the request's constraint,
-    where a token that has to come is certain, instead of the model's own.
+    where a token that has to come is certain, instead of the model's own. ``ids`` are tokens whose logprobs are wanted
+    at each position too.
     """
 
     output: bool = True
     prompt_start: int | None = None
     top: int = 0
     constrained: bool = False
+    ids: tuple[int, ...] = ()
 
     def validate(self) -> LogprobParams:
         _integer("top_logprobs", self.top, 0, MAX_TOP_LOGPROBS)
+        if len(self.ids) > MAX_GIVEN_LOGPROBS:
+            raise InvalidRequestError(f"token_ids_logprob holds more than {MAX_GIVEN_LOGPROBS} ids", param=_GIVEN)
+        for token in self.ids:
+            _integer(_GIVEN, token, 0, 2**31 - 1)
         if self.prompt_start is not None:
             _integer("logprob_start_len", self.prompt_start, 0, 2**31 - 1)
         return self
 
+
+_GIVEN = "token_ids_logprob"
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "ebnf", "structural_tag"]
 
@@ -206,12 +219,14 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One position: the token, the logarithm of its probability (None: unknown), and the likeliest alternatives."""
+    """One position: the token, the logarithm of its probability (None: unknown), the likeliest alternatives, and the
+    tokens of ``LogprobParams.ids`` in their order."""
 
     id: int
     logprob: float | None
     text: str = ""
     top: tuple[tuple[int, float, str], ...] = ()
+    given: tuple[tuple[int, float, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

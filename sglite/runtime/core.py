@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sglite.errors import AbortedError, DeadlineError, RequestError, SgliteError
+from sglite.runtime.embedding import EmbedTrack
 from sglite.runtime.grammar.base import FillMasks, MaskRow
 from sglite.runtime.plan import Row, pending
 from sglite.runtime.runner import DeviceMemoryError, Sampled, StepRunner
@@ -276,6 +277,8 @@ class EngineCore:
         samplers = [end for end in ends if end.row is not None]
         for end in ends:
             if end.row is None:
+                if isinstance(end.track, EmbedTrack):
+                    self._contain(end.track, partial(end.track.keep, states[end.track]))
                 end.track.end_without_token()
                 self._ended.append(end.track)
                 self._after(end.track)

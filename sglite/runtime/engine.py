@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -31,6 +31,7 @@ from sglite.errors import (
     UnsupportedError,
 )
 from sglite.protocol import Chunk, Constraint, GenerateRequest, ModelInfo, Prompt, Text, Usage
+from sglite.runtime.best import best_samples
 from sglite.runtime.config import config_from
 from sglite.runtime.core import EngineCore
 from sglite.runtime.stream import Outbox, Stream
@@ -204,8 +205,13 @@ class Engine:
 
     # ---- the Backend verb --------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         """See ``protocol.Backend.generate``. Closing the iterator aborts the request within a step."""
+        if request.sampling.best_of is None:
+            return self._generate(request)
+        return best_samples(self._generate, request)
+
+    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         stream = Stream(self._thread.outbox, asyncio.get_running_loop())
         job = await self._admit(request, stream)
         stream.job = job

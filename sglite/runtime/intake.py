@@ -149,6 +149,8 @@ class Intake:
         sampling = request.sampling
         _inside("logit_bias", [token for token, _ in sampling.logit_bias], self._limits.vocab_size)
         _inside("stop_token_ids", sampling.stop_token_ids, self._limits.vocab_size)
+        if request.logprobs is not None:
+            _inside("token_ids_logprob", request.logprobs.ids, self._limits.vocab_size)
         for segment in request.prompt:
             if isinstance(segment, Tokens):
                 _inside("prompt", segment.ids, self._limits.vocab_size)

@@ -39,6 +39,8 @@ class SampleRow:
     banned: Sequence[int] = ()
     top_logprobs: int | None = None
     """None: no logprobs; k: the chosen token's, and the k likeliest."""
+    given: Sequence[int] = ()
+    """With logprobs: more tokens whose logprobs are wanted."""
     constrained: bool = False
     """Logprobs under the mask instead of the model's own."""
 
@@ -50,6 +52,7 @@ class Choice:
     id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    given: tuple[tuple[int, float], ...] = ()
 
 
 class BadLogitsError(ArithmeticError):
@@ -149,7 +152,9 @@ def _choose(logits: Tensor, row: SampleRow, peak: float, best: int, logprobs: Te
     if logprobs is None:
         return Choice(token)
     assert row.top_logprobs is not None
-    return Choice(token, max(float(logprobs[token]), MIN_LOGPROB), _top(logprobs.unsqueeze(0), row.top_logprobs)[0])
+    top = _top(logprobs.unsqueeze(0), row.top_logprobs)[0]
+    given = tuple((i, max(float(logprobs[i]), MIN_LOGPROB)) for i in row.given)
+    return Choice(token, max(float(logprobs[token]), MIN_LOGPROB), top, given)
 
 
 def _draw(logits: Tensor, row: SampleRow, peak: float) -> int:

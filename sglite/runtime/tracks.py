@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sglite.errors import RequestError
@@ -118,6 +118,7 @@ class GenerateTrack:
         self._sampling = job.request.sampling
         self._logprobs = job.request.logprobs
         self.scoring = self._logprobs is not None and self._logprobs.prompt_start is not None
+        self._given = self._logprobs.ids if self._logprobs is not None else ()
         self._counts: Counter[int] = Counter()
         self._prompt_logprobs: dict[int, TokenLogprob] = {}
         self._fresh: list[tuple[int, TokenLogprob | None]] = []
@@ -136,11 +137,12 @@ class GenerateTrack:
 
     def targets(self, position: int) -> Sequence[int]:
         inside = self.scoring and position + 1 < self.sequence.prompt_length
-        return (self.sequence.tokens[position + 1],) if inside else ()
+        return (self.sequence.tokens[position + 1], *self._given) if inside else ()
 
     def scored(self, position: int, choices: Sequence[Choice]) -> None:
-        for choice in choices:
-            self._prompt_logprobs[position + 1] = self._named(choice)
+        own, *given = choices
+        pairs = tuple((choice.id, choice.logprob) for choice in given if choice.logprob is not None)
+        self._prompt_logprobs[position + 1] = self._named(replace(own, given=pairs))
 
     def sample_row(self) -> SampleRow | None:
         if self.job.max_new_tokens == 0:
@@ -156,6 +158,7 @@ class GenerateTrack:
             context_ids=sequence.tokens if params.repetition_penalty != 1.0 else (),
             banned=tuple(self._end_ids | self._rules.eos_ids) if early else (),
             top_logprobs=self._logprobs.top if self._logprobs is not None and self._logprobs.output else None,
+            given=self._given,
             constrained=self._logprobs is not None and self._logprobs.constrained,
         )
 
@@ -278,9 +281,8 @@ class GenerateTrack:
 
     def _named(self, choice: Choice) -> TokenLogprob:
         text = self._rules.token_text
-        return TokenLogprob(
-            choice.id, choice.logprob, text(choice.id), tuple((i, value, text(i)) for i, value in choice.top)
-        )
+        top, given = (tuple((i, value, text(i)) for i, value in pairs) for pairs in (choice.top, choice.given))
+        return TokenLogprob(choice.id, choice.logprob, text(choice.id), top, given)
 
 
 def _join(parts: Sequence[Emission]) -> Emission:

@@ -43,6 +43,9 @@ class Hooks:
 class Supervisor:
     """A Backend. ``start`` is called on the event loop that will use it; ``aclose`` or that loop's end stop it."""
 
+    pooling = "last"
+    """See ``Engine.pooling``."""
+
     def __init__(
         self,
         options: Mapping[str, Any],
@@ -106,6 +109,16 @@ class Supervisor:
     async def detokenize(self, ids: Sequence[int]) -> str:
         text: str = await self._ask("detokenize", tuple(ids))
         return text
+
+    async def embed(self, prompts: Sequence[Prompt], namespace: str = "") -> list[tuple[int, tuple[float, ...]]]:
+        return list(await self._ask("embed", tuple(prompts), namespace))
+
+    async def start_profile(self) -> None:
+        await self._ask("start_profile")
+
+    async def stop_profile(self) -> str:
+        trace: str = await self._ask("stop_profile")
+        return trace
 
     async def check_constraint(self, constraint: Constraint) -> None:
         await self._ask("check_constraint", constraint)
