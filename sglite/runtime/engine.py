@@ -31,7 +31,6 @@ from sglite.errors import (
     UnsupportedError,
 )
 from sglite.protocol import Chunk, Constraint, GenerateRequest, ModelInfo, Prompt, Text, Usage
-from sglite.runtime.best import best_samples
 from sglite.runtime.config import config_from
 from sglite.runtime.core import EngineCore
 from sglite.runtime.stream import Outbox, Stream

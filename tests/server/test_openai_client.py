@@ -82,7 +82,7 @@ def test_embeddings_where_the_backend_can(client: openai.OpenAI, backend: Any) -
     with pytest.raises(openai.BadRequestError, match="cannot embed"):
         client.embeddings.create(model="fake", input="a")
 
-    async def embed(prompts: Any) -> Any:
+    async def embed(prompts: Any, namespace: str) -> Any:
         return [(1, (0.6, 0.8)) for _ in prompts]
 
     backend.embed, backend.pooling = embed, "last"

@@ -108,7 +108,7 @@ def test_every_documented_field_has_an_example_here(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind in ROUTES for field in ROUTES[kind][3]])
 def test_a_field_is_honoured_or_refused_by_name(post: Post, backend: Any, kind: str, field: str) -> None:
-    async def embed(prompts: Any) -> Any:
+    async def embed(prompts: Any, namespace: str) -> Any:
         return [(2, (1.0, 0.0)) for _ in prompts]
 
     backend.embed, backend.pooling = embed, "last"

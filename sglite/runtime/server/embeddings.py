@@ -25,7 +25,7 @@ class Embedding(Protocol):
 
     pooling: str
 
-    async def embed(self, prompts: Sequence[Prompt]) -> Sequence[tuple[int, Sequence[float]]]:
+    async def embed(self, prompts: Sequence[Prompt], namespace: str = "") -> Sequence[tuple[int, Sequence[float]]]:
         """Each prompt's count of tokens and its vector of length 1."""
         ...
 
@@ -46,7 +46,7 @@ async def embeddings(body: Embeddings, context: Ctx) -> dict[str, Any]:
     engine = context.service.engine
     if not isinstance(engine, Embedding):
         raise UnsupportedError("this server's backend cannot embed", param="model")
-    found = await engine.embed(body.input)
+    found = await engine.embed(body.input, context.namespace())
     tokens = sum(count for count, _ in found)
     data = [
         {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}
