@@ -12,6 +12,7 @@ import math
 import queue
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,14 +26,16 @@ from sglite.errors import (
     ConfigError,
     GrammarError,
     InvalidRequestError,
-    RequestError,
     SgliteError,
     UnavailableError,
     UnsupportedError,
 )
-from sglite.protocol import Chunk, Constraint, GenerateRequest, ModelInfo, Prompt, Text, Usage
+from sglite.protocol import Chunk, Constraint, GenerateRequest, ModelInfo, Prompt, SamplingParams, Text, Usage
+from sglite.runtime.best import best_samples
 from sglite.runtime.config import config_from
-from sglite.runtime.core import EngineCore
+from sglite.runtime.core import EngineCore, untold
+from sglite.runtime.embedding import POOLING, EmbedSink, EmbedTrack
+from sglite.runtime.profiling import Profiler
 from sglite.runtime.stream import Outbox, Stream
 
 if TYPE_CHECKING:
@@ -128,7 +131,7 @@ class EngineThread:
             self._core.step()
         except Exception as error:
             log.exception("a step failed")
-            self._core.fail_all(RequestError(f"the engine failed in a step: {error}"))
+            self._core.fail_all(untold("the engine failed in a step", error))
 
     def _contained(self, command: Command) -> None:
         try:
@@ -174,6 +177,9 @@ class Engine:
     NotFoundError or ModelLoadError.
     """
 
+    pooling = POOLING
+    """How ``embed`` makes a vector of a prompt's positions: its last token's final hidden state."""
+
     def __init__(self, model: str | None = None, *, model_path: str | None = None, **options: Any) -> None:
         if model is not None and model_path is not None:
             raise ConfigError("model and model_path are the same; give one")
@@ -194,6 +200,7 @@ class Engine:
         self._parts = parts
         self._core = parts.core
         self._outcomes = Outcomes()
+        self._profiler = Profiler()
         self._thread = EngineThread(parts.core, parts.close)
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
@@ -272,6 +279,31 @@ class Engine:
         checker = Checker(self._parts.grammars, lambda text: self._parts.intake.encode((Text(text),)))
         return await asyncio.to_thread(checker.check, constraint, texts)
 
+    async def embed(self, prompts: Sequence[Prompt], namespace: str = "") -> list[tuple[int, tuple[float, ...]]]:
+        """Each prompt's count of tokens and its vector of length 1: see ``pooling``. Raises as ``generate`` does."""
+        return list(await asyncio.gather(*(self._embed(prompt, namespace) for prompt in prompts)))
+
+    async def _embed(self, prompt: Prompt, namespace: str) -> tuple[int, tuple[float, ...]]:
+        sink = EmbedSink()
+        sampling = SamplingParams(max_new_tokens=0)
+        request = GenerateRequest(f"embed-{uuid.uuid4().hex}", prompt, sampling, namespace=namespace)
+        job = await asyncio.to_thread(self._parts.intake.job, request, sink, time.perf_counter())
+        self._thread.send(partial(self._core.submit, job, [EmbedTrack(job, sink)]))
+        try:
+            return len(job.prompt_ids), await sink.found
+        finally:
+            if not sink.found.done() or sink.found.cancelled():
+                self._abort(job)
+
+    async def start_profile(self) -> None:
+        """Record what the engine's thread does. Raises InvalidRequestError where it is being recorded."""
+        await asyncio.wrap_future(self._thread.ask(self._profiler.start))
+
+    async def stop_profile(self) -> str:
+        """What was recorded, in Chrome's trace format. Raises InvalidRequestError where nothing was."""
+        recorded = await asyncio.wrap_future(self._thread.ask(self._profiler.stop))
+        return await asyncio.to_thread(recorded)
+
     async def abort(self, request_id: str) -> None:
         """End the request of this id with AbortedError; an unknown id is no error: it may just have ended."""
         await asyncio.wrap_future(self._thread.ask(partial(self._core.abort_id, request_id)))
@@ -328,7 +360,7 @@ class Engine:
             job.sink.fail(error)
         except Exception as error:  # our own mistake, but this request's alone
             log.exception("request %s could not be started", job.request.id)
-            job.sink.fail(RequestError(f"the request could not be started: {error}", request_id=job.request.id))
+            job.sink.fail(untold("the request could not be started", error, job.request.id))
 
     def _abort(self, job: Job) -> None:
         with suppress(UnavailableError):  # closed in the meantime: the request has ended with it
