@@ -173,7 +173,8 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--grammar", default="llguidance", choices=("llguidance", "outlines"))
     parser.add_argument("--count", type=int, help="schemas of answers and budgets, grammars of hostile (default: all)")
-    parser.add_argument("--seeds", type=int, default=3, help="answers to each schema (default: 3)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the answers to each schema")
+    parser.add_argument("--seconds", type=float, default=3600, help="after which no further answer is begun")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of jumps, of which the best counts (default: 3)")
     parser.add_argument("--work", action="append", default=[], help="a work of jumps (default: all)")
     parser.add_argument("--json", type=Path, default=HERE / "grammar.json", help="what it finds is kept there")
@@ -187,7 +188,7 @@ def main() -> None:
 
 def keep(path: Path, title: str, rows: list[dict]) -> None:
     """Put a part's rows beside what other parts have found."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known: dict = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.write_text(json.dumps(known | {title: rows}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -217,12 +218,16 @@ def tokens(options: argparse.Namespace) -> dict[str, list[dict]]:
 
 def live_answers(options: argparse.Namespace) -> dict[str, list[dict]]:
     with engine(options) as served:
-        return {"answers": constrained.answers(served, schemas_of(options), options.count or 100, options.seeds)}
+        return {
+            "answers": constrained.answers(
+                served, schemas_of(options), options.count or 100, options.seeds, options.seconds
+            )
+        }
 
 
 def live_budgets(options: argparse.Namespace) -> dict[str, list[dict]]:
     with engine(options) as served:
-        return {"budgets": constrained.budgets(served, schemas_of(options), options.count or 76)}
+        return {"budgets": constrained.budgets(served, schemas_of(options), options.count or 76, options.seconds)}
 
 
 def live_hostile(options: argparse.Namespace) -> dict[str, list[dict]]:

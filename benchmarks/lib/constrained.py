@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-from rich.progress import track
+from rich.progress import Progress, track
 
 from sglite.errors import GrammarError
 from sglite.protocol import Constraint, Finish, GenerateRequest, SamplingParams, Text
@@ -87,20 +87,32 @@ async def answer(
 # ------------------------------------------------------------------------------------------------- answers validate
 
 
-def answers(engine: Engine, path: Path, schemas: int, seeds: int, width: int = 24) -> list[dict[str, Any]]:
-    """Every answer at temperature 1 within 256 tokens, checked by the jsonschema package."""
+def answers(
+    engine: Engine, path: Path, schemas: int, seeds: Sequence[int], seconds: float, width: int = FULL_BATCH
+) -> list[dict[str, Any]]:
+    """Every answer at temperature 1 within 256 tokens, checked by the jsonschema package; none is begun after
+    ``seconds``."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").strip().split("\n")]
-    asked = [(row, seed) for row in rows[:: max(1, len(rows) // schemas)][:schemas] for seed in range(seeds)]
-    found = asyncio.run(_answers(engine, asked, width))
-    return [{"schemas": schemas, "seeds": seeds} | _verdicts(asked, found)]
+    asked = [(row, seed) for row in rows[:: max(1, len(rows) // schemas)][:schemas] for seed in seeds]
+    found = asyncio.run(_answers(engine, asked, width, time.monotonic() + seconds))
+    done = [(pair, one) for pair, one in zip(asked, found, strict=True) if one is not None]
+    verdicts = _verdicts([pair for pair, _ in done], [one for _, one in done])
+    return [{"schemas": schemas, "seeds": str(list(seeds)), "asked": len(asked)} | verdicts]
 
 
-async def _answers(engine: Engine, asked: Sequence[tuple[dict, int]], width: int) -> list[Answer]:
-    found: list[Answer] = []
-    for start in track(range(0, len(asked), width), description="answers"):
-        group = asked[start : start + width]
-        found += await asyncio.gather(*(_one(engine, row["schema"], seed, i) for i, (row, seed) in enumerate(group)))
-    return found
+async def _answers(engine: Engine, asked: Sequence[tuple[dict, int]], width: int, end: float) -> list[Answer | None]:
+    """``width`` at once."""
+    places = asyncio.Semaphore(width)
+    with Progress() as bar:
+        task = bar.add_task("answers", total=len(asked))
+
+        async def one(i: int, row: dict, seed: int) -> Answer | None:
+            async with places:
+                made = await _one(engine, row["schema"], seed, i) if time.monotonic() < end else None
+            bar.advance(task)
+            return made
+
+        return await asyncio.gather(*(one(i, row, seed) for i, (row, seed) in enumerate(asked)))
 
 
 async def _one(engine: Engine, schema: Any, seed: int, i: int, budget: int = 256) -> Answer:
@@ -133,19 +145,20 @@ def is_valid(schema: Any, text: str) -> bool:
     return bool(kind(schema).is_valid(value))
 
 
-def budgets(engine: Engine, path: Path, schemas: int) -> list[dict[str, Any]]:
+def budgets(engine: Engine, path: Path, schemas: int, seconds: float) -> list[dict[str, Any]]:
     """max_tokens at the reported minimum, one more, and twice as much."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").strip().split("\n")]
-    return asyncio.run(_budgets(engine, rows[1 :: max(1, len(rows) // schemas)][:schemas]))
+    chosen = rows[1 :: max(1, len(rows) // schemas)][:schemas]
+    return asyncio.run(_budgets(engine, chosen, time.monotonic() + seconds))
 
 
-async def _budgets(engine: Engine, rows: Sequence[dict]) -> list[dict[str, Any]]:
+async def _budgets(engine: Engine, rows: Sequence[dict], end: float) -> list[dict[str, Any]]:
     names = ("minimum", "minimum + 1", "2 x minimum")
     found: dict[str, list[tuple[dict, Answer]]] = {name: [] for name in names}
     for row in track(rows, description="budgets"):
         told = await engine.check_texts(Constraint("json_schema", json.dumps(row["schema"])), ())
         least = told.get("min_tokens")
-        if not told["accepted"] or not least or least > 200:
+        if not least or least > 200 or time.monotonic() > end:
             continue
         made = await asyncio.gather(
             *(_one(engine, row["schema"], 7, i, b) for i, b in enumerate((least, least + 1, 2 * least)))
@@ -249,14 +262,15 @@ def fill_share(model: str) -> list[dict[str, Any]]:
 
 
 async def _all_full(engine: Engine) -> None:
-    schema = {**FIELDS, "properties": {"text": {"type": "string"}, **FIELDS["properties"]}, "required": ["text"]}
+    text = {"type": "string", "minLength": 300, "maxLength": 500}
+    schema = {**FIELDS, "properties": {**FIELDS["properties"], "text": text}, "required": [*FIELDS["required"], "text"]}
     await asyncio.gather(
         *(
             answer(
                 engine,
                 f"Text {i}: ",
                 Constraint("json_schema", json.dumps(schema)),
-                SamplingParams(max_new_tokens=64, temperature=1.0, seed=i),
+                SamplingParams(max_new_tokens=600, temperature=1.0, seed=i),
                 f"f{i}",
             )
             for i in range(FULL_BATCH)

@@ -14,7 +14,7 @@ from typing import Any
 
 from sglite.runtime.grammar.base import MaskGrammar, MaskMatcher
 from sglite.runtime.grammar.tokens import TokenTable
-from sglite.runtime.grammar.way_out import Brackets, ByteMatcher, Judged, fewest_tokens, way_out
+from sglite.runtime.grammar.way_out import Brackets, ByteMatcher, Judged, Way, fewest_tokens, way_out
 
 START_WORK = 2_000
 """Bytes tried for the fewest tokens of a grammar: about 10 ms."""
@@ -93,6 +93,14 @@ class Budget:
             self.way, self._bound = self._look(masks, text, judged)
         return self._bound <= self.left
 
+    def leads_out(self, masks: MaskMatcher, text: bytes | bytearray, judged: Judged | None) -> bool:
+        """Whether there is a way out that fits; ``way`` is one then."""
+        if self.way is None:
+            found, self.hopeless = self._search(text, judged)
+            self.way = self._counted(masks, found)
+            self._bound = len(self.way) if self.way is not None else self._bound
+        return self.way is not None and len(self.way) <= self.left
+
     def _when_not_found(self) -> int:
         """A search that was cut short proves nothing: while enough is left, go by the estimate."""
         enough = self._exits.size + self._exits.growth
@@ -122,12 +130,20 @@ class Budget:
         spare = self._spare
         if len(spare) <= self.left and _ends(masks.clone(), spare) and _holds(judged, self._exits.tokens.text(spare)):
             return spare, len(spare)
-        found, self.hopeless = way_out(self._place(text), self._brackets(text), STEP_WORK, self.left, judged)
+        found, self.hopeless = self._search(text, judged)
         if found is not None and 2 * len(found) < self.left:
             return None, len(found)  # a byte is a token at worst, so they need not be counted
-        ids = None if found is None else fewest_tokens(self._exits.tokens, found, lambda ids: _ends(masks.clone(), ids))
-        self._spare = ids if ids is not None else spare
+        ids = self._counted(masks, found)
         return ids, len(ids) if ids is not None else self._when_not_found()
+
+    def _search(self, text: bytes | bytearray, judged: Judged | None) -> Way:
+        return way_out(self._place(text), self._brackets(text), STEP_WORK, self.left, judged)
+
+    def _counted(self, masks: MaskMatcher, found: bytes | None) -> list[int] | None:
+        """What was found, in tokens."""
+        ids = None if found is None else fewest_tokens(self._exits.tokens, found, lambda ids: _ends(masks.clone(), ids))
+        self._spare = ids if ids is not None else self._spare
+        return ids
 
     def _place(self, text: bytes | bytearray) -> ByteMatcher:
         if self._bytes is None:

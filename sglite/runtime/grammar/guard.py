@@ -15,7 +15,7 @@ from sglite.runtime.grammar.budget import Budget, Exits, sizes
 from sglite.runtime.grammar.judge import check_text
 from sglite.runtime.grammar.llguidance_backend import LLGuidanceMatcher, allow, fill_rows, forbid
 from sglite.runtime.grammar.schema import SchemaPlan, plan_schema
-from sglite.runtime.grammar.search import PATIENCE, Search
+from sglite.runtime.grammar.search import PATIENCE, Ahead, Search
 from sglite.runtime.grammar.stream import Violation
 from sglite.runtime.grammar.tags import lowered_tags
 
@@ -175,17 +175,17 @@ class GuardedMatcher:
         return 0
 
     def _fits(self) -> bool:
-        if self._budget is None:
-            return True
-        judged = self._search.ahead(self._text, self._grammar.wrong) if self._search is not None else None
-        return self._budget.fits(self.masks, self._text, judged)
+        return self._budget is None or self._budget.fits(self.masks, self._text, self._ahead())
+
+    def _ahead(self) -> Ahead | None:
+        return self._search.ahead(self._text, self._grammar.wrong) if self._search is not None else None
 
     def _stay_within_budget(self) -> int:
         """Take the last tokens back, down to a place that has a way out, and leave by it for one step."""
         before = len(self._ends)
         while len(self._ends) - 1 > self.settled:
             self.rollback(1)
-            if self._fits() and self._budget is not None and self._budget.way:
+            if self._budget is not None and self._budget.leads_out(self.masks, self._text, self._ahead()):
                 self._leave = True
                 return before - len(self._ends)
         raise self._dead_end("the budget is too small for what was begun", "limit")

@@ -166,16 +166,20 @@ class LLGuidanceMatcher:
             row[:] = self.first
             return
         self._ll.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        self.finish_row(row)
+        self.mark_end(row)
+        self.check_row(row, int(np.count_nonzero(row)))
 
-    def finish_row(self, row: MaskRow) -> None:
-        """Put a row that llguidance wrote right: EOS only where the text may end, and never nothing at all."""
-        if self._ll.is_error() and "NoExtension" not in self._ll.get_error():
-            raise grammar_error(self._ll.get_error(), self._kind)
+    def mark_end(self, row: MaskRow) -> None:
+        """In a row that llguidance wrote: EOS only where the text may end."""
         if self._ended:
             row.fill(0)
         (allow if self.accepting else forbid)(row, self._vocabulary.eos_ids)
-        if not self._can_go_on(row):
+
+    def check_row(self, row: MaskRow, words: int) -> None:
+        """Never nothing at all; ``words`` of the row are not 0."""
+        if self._ll.is_error() and "NoExtension" not in self._ll.get_error():
+            raise grammar_error(self._ll.get_error(), self._kind)
+        if words < 2 and not self._can_go_on(row):
             raise GrammarError(
                 "nothing the model's tokens can spell satisfies the constraint",
                 kind="unsatisfiable",
@@ -247,30 +251,34 @@ def fill_rows(matchers: Sequence[tuple[int, LLGuidanceMatcher]], mask: MaskBatch
     work = [(matcher._ll, row) for row, matcher in matchers if matcher.first is None]
     if work:
         _executor().unsafe_compute_mask_ptr(work, mask.ctypes.data, mask.shape[1] * 4, mask.shape[0])
-    failed = {}
     for row, matcher in matchers:
         if matcher.first is not None:
             mask[row] = matcher.first
-            continue
+        else:
+            matcher.mark_end(mask[row])
+    words = np.count_nonzero(mask, axis=1).tolist()
+    failed = {}
+    for row, matcher in matchers:
         try:
-            matcher.finish_row(mask[row])
+            matcher.check_row(mask[row], words[row])
         except GrammarError as error:
             failed[row] = error
     return failed
 
 
+_BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
+
+
 def allow(row: MaskRow, ids: Sequence[int]) -> None:
     """Set the bits of ``ids``."""
-    bits = row.view(np.uint32)
     for id in ids:
-        bits[id // 32] |= np.uint32(1 << id % 32)
+        row[id // 32] |= _BITS[id % 32]
 
 
 def forbid(row: MaskRow, ids: Sequence[int]) -> None:
     """Clear the bits of ``ids``."""
-    bits = row.view(np.uint32)
     for id in ids:
-        bits[id // 32] &= np.uint32(~(1 << id % 32) & 0xFFFFFFFF)
+        row[id // 32] &= ~_BITS[id % 32]
 
 
 @cache
