@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 import torch
 
 from sglite.kernels import get_ops
-from sglite.protocol import GenerateRequest, SamplingParams, Text
+from sglite.protocol import Constraint, GenerateRequest, SamplingParams, Text
 from sglite.runtime.assembly import assemble
 from sglite.runtime.config import config_from
 from sglite.runtime.engine import Engine
@@ -34,9 +35,11 @@ PROMPTS = [f"{SYSTEM}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assista
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "no cache": {"prefix_cache": False},
+    "page size 16, fcfs": {"page_size": 16, "policy": "fcfs"},
     "page size 1": {"page_size": 1},
     "page size 4": {"page_size": 4},
     "chunks of 16": {"max_step_tokens": 16},
+    "chunks of 37": {"max_step_tokens": 37},
     "one at a time": {"max_running": 1},
     "overlap": {"overlap": True},
     "forced retraction": {"kv_tokens": 176},
@@ -99,3 +102,50 @@ def test_variants(real: tuple[Decoder, Tokenizer], alone: list[list[int]], optio
         assert asyncio.run(answers(variant)) == alone
         if "kv_tokens" in options:
             assert variant._core.scheduler.stats.retractions > 0
+
+
+def test_a_batch_of_thirty_two(real: tuple[Decoder, Tokenizer], alone: list[list[int]]) -> None:
+    async def main(engine: Engine) -> list[list[int]]:
+        return await asyncio.gather(*[answer(engine, prompt) for prompt in PROMPTS * 4])
+
+    with engine(real) as many:
+        assert asyncio.run(main(many)) == alone * 4
+
+
+def test_neighbours_that_are_aborted(real: tuple[Decoder, Tokenizer], alone: list[list[int]]) -> None:
+    """Every other request is given up after some tokens, while the rest go on."""
+
+    async def leave(engine: Engine, prompt: str, after: int) -> None:
+        sampling = SamplingParams(temperature=0, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        chunks = engine.generate(GenerateRequest("gone", (Text(prompt, special=True),), sampling))
+        async for _ in chunks:
+            after -= 1
+            if after == 0:
+                break
+        await chunks.aclose()
+
+    async def main(engine: Engine) -> list[list[int]]:
+        leaving = [leave(engine, prompt, i + 1) for i, prompt in enumerate(reversed(PROMPTS))]
+        staying = [answer(engine, prompt) for prompt in PROMPTS]
+        return (await asyncio.gather(*staying, *leaving))[: len(PROMPTS)]
+
+    with engine(real) as crowded:
+        assert asyncio.run(main(crowded)) == alone
+
+
+def test_jump_forward_on_and_off(real: tuple[Decoder, Tokenizer]) -> None:
+    schema = {"type": "object", "properties": {"capital": {"type": "string", "maxLength": 12}}, "required": ["capital"]}
+    constraint = Constraint("json_schema", json.dumps({**schema, "additionalProperties": False}))
+    request = GenerateRequest(
+        "r", (Text(PROMPTS[0], special=True),), SamplingParams(temperature=0, max_new_tokens=40), constraint
+    )
+
+    async def main(engine: Engine) -> tuple[str, int]:
+        chunks = [chunk async for chunk in engine.generate(request)]
+        assert chunks[-1].usage is not None
+        return "".join(chunk.text for chunk in chunks), chunks[-1].usage.forced_tokens
+
+    with engine(real) as jumping, engine(real, jump_forward=False) as sampling:
+        (jumped, forced), (sampled, none) = asyncio.run(main(jumping)), asyncio.run(main(sampling))
+    assert jumped == sampled
+    assert forced > 0 and none == 0
