@@ -97,12 +97,13 @@ def test_a_json_log_line_names_its_request(call: Call) -> None:
     handler.setFormatter(JsonLines())
     log = logging.getLogger("sglite.server")
     log.addHandler(handler)
-    level, log.level = log.level, logging.INFO
+    level = log.level
+    log.setLevel(logging.INFO)
     try:
         call("POST", "/v1/completions", json={"prompt": "secret", "max_tokens": 1}, headers={"x-request-id": "mine"})
     finally:
         log.removeHandler(handler)
-        log.level = level
+        log.setLevel(level)
     (line,) = map(json.loads, out.getvalue().splitlines())
     assert (line["request_id"], line["route"], line["status"]) == ("mine", "/v1/completions", 200)
     assert line["level"] == "info"
