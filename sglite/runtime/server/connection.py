@@ -59,8 +59,8 @@ class Connection(HttpToolsProtocol):
         self._refuse(refuse(400, "this is not HTTP/1.1", "bad_request").failure)
 
     def _be_patient(self) -> None:
-        self._stop_waiting()
-        self._patience = self.loop.call_later(self._bounds.read_timeout, self._too_slow)
+        if self._patience is None:
+            self._patience = self.loop.call_later(self._bounds.read_timeout, self._too_slow)
 
     def _stop_waiting(self) -> None:
         if self._patience is not None:

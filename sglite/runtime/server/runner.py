@@ -119,6 +119,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 lifespan="on",
                 server_header=False,
+                proxy_headers=False,
                 ws="none",
                 http=Connection,
             )
