@@ -142,16 +142,19 @@ class LogprobParams:
 
 _GIVEN = "token_ids_logprob"
 
+Whitespace = Literal["compact", "spaced", "pretty"]
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "ebnf", "structural_tag"]
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """What the answer must look like. ``source`` is the schema as JSON text, the regex, the grammar, or for
-    ``choices`` a JSON list of strings; it is empty for ``json_object``."""
+    ``choices`` a JSON list of strings; it is empty for ``json_object``. ``whitespace`` is what JSON may have between
+    its parts: nothing, at most one space behind a comma or colon, or also line breaks with up to 16 spaces."""
 
     kind: ConstraintKind
     source: str = ""
+    whitespace: Whitespace = "spaced"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 from conftest import drive
 
 from sglite.errors import GrammarError
+from sglite.protocol import Constraint
 
 TEXT, INTEGER = {"type": "string"}, {"type": "integer"}
 
@@ -163,3 +164,13 @@ def test_clones_keep_their_own_budget(bench):
             assert one.retreat() == 0
             count += 1
         assert count == grammar.min_tokens
+
+
+@pytest.mark.parametrize("whitespace", ["compact", "pretty"])
+def test_budgets_hold_with_any_whitespace(bench, whitespace):
+    grammar = bench.backend.compile(Constraint("json_schema", json.dumps(SCHEMAS["optional parts"]), whitespace))
+    least = grammar.min_tokens
+    rng = np.random.default_rng(5)
+    for budget in (least, least + 1, 2 * least, 40):
+        text, _ = drive(bench, grammar, rng, budget=budget)
+        assert jsonschema.Draft202012Validator(SCHEMAS["optional parts"]).is_valid(json.loads(text))

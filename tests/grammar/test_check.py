@@ -8,6 +8,7 @@ import json
 import pytest
 
 from sglite.errors import ConfigError
+from sglite.protocol import Constraint
 from sglite.runtime.grammar import check
 from sglite.runtime.grammar.cache import GrammarCache
 from sglite.runtime.grammar.check import Checker, check_lines
@@ -49,6 +50,26 @@ def test_another_order_is_valid_but_not_as_written(checker):
         (False, False),
         (False, False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("whitespace", "texts"),
+    [
+        ("compact", {'{"a":1,"tags":[]}': True, '{"a": 1}': False, '{"a":1, "tags":[]}': False}),
+        ("spaced", {'{"a":1,"tags":[]}': True, '{"a": 1, "tags": []}': True, '{\n  "a": 1\n}': False}),
+        ("pretty", {'{"a":1}': True, json.dumps({"a": 1, "tags": [1, 2]}, indent=2): True, '{\n\n"a":1}': False}),
+    ],
+)
+def test_whitespace_is_a_choice(checker, whitespace, texts):
+    constraint = Constraint("json_schema", json.dumps(RECORD), whitespace)
+    found = checker.check(constraint, list(texts))["texts"]
+    assert [text["as_written"] for text in found] == list(texts.values())
+
+
+def test_whitespace_belongs_to_json(checker):
+    answer = checker.check(Constraint("regex", "a", "pretty"), [])
+    assert not answer["accepted"]
+    assert "whitespace" in answer["reason"]
 
 
 def test_refusals_have_a_pointer_and_one_bad_line_stops_nothing(checker):

@@ -10,7 +10,7 @@ import time
 from collections import Counter, OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from sglite.errors import GrammarError
@@ -18,7 +18,8 @@ from sglite.protocol import Constraint, ConstraintKind
 from sglite.runtime.grammar.base import Grammar, GrammarBackend
 
 MAX_SOURCE = 64 * 1024
-Key = tuple[str, str]
+Key = tuple[str, str, str]
+"""Kind, source and whitespace of a constraint."""
 
 
 @dataclass(slots=True)
@@ -107,7 +108,7 @@ class GrammarCache:
                 return _done(self._grammars[key])
             if key not in self._pending:
                 self.stats.misses += 1
-                self._pending[key] = self._start(key, Constraint(constraint.kind, key[1]))
+                self._pending[key] = self._start(key, replace(constraint, source=key[1]))
             return self._pending[key]
 
     def close(self) -> None:
@@ -180,9 +181,11 @@ def canonical(constraint: Constraint) -> Key:
     kind, source = constraint.kind, constraint.source
     if len(source) > MAX_SOURCE:
         raise GrammarError(f"{kind} is longer than {MAX_SOURCE} characters", kind="limit", param=kind)
+    if constraint.whitespace != "spaced" and kind not in ("json_schema", "json_object"):
+        raise GrammarError(f"{kind} has no whitespace to choose; leave it out", param=kind)
     if kind in ("json_schema", "choices", "structural_tag"):
-        return kind, json.dumps(_json(kind, source), separators=(",", ":"), ensure_ascii=False)
-    return kind, "" if kind == "json_object" else source
+        source = json.dumps(_json(kind, source), separators=(",", ":"), ensure_ascii=False)
+    return kind, "" if kind == "json_object" else source, constraint.whitespace
 
 
 def _json(kind: str, source: str) -> object:

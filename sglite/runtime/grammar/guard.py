@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -42,7 +43,7 @@ class GuardedBackend:
             constraint = Constraint(constraint.kind, lowered_tags(constraint.source))
         if constraint.kind != "json_schema":
             return GuardedGrammar(self.masks, self.masks.compile(constraint), constraint.kind, None)
-        plan = plan_schema(constraint.source, self.masks.compile)
+        plan = plan_schema(constraint.source, lambda mask: self.masks.compile(replace(constraint, source=mask)))
         return GuardedGrammar(self.masks, plan.masks, constraint.kind, plan)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from sglite.errors import GrammarError
-from sglite.protocol import Constraint, ConstraintKind
+from sglite.protocol import Constraint, ConstraintKind, Whitespace
 from sglite.runtime.grammar.base import MaskBatch, MaskRow
 from sglite.runtime.grammar.tokens import TokenTable
 from sglite.runtime.grammar.vocabulary import Vocabulary
@@ -36,6 +36,16 @@ JSON_OPTIONS: dict[str, Any] = {
     "json_allowed_escapes": None,
     "json_allow_general_unicode_escapes": True,
 }
+WHITESPACE: dict[Whitespace, dict[str, Any]] = {
+    "spaced": SEPARATORS,
+    "compact": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False},
+    "pretty": {
+        "item_separator": ",",
+        "key_separator": ":",
+        "whitespace_flexible": True,
+        "whitespace_pattern": "\\n {0,16}| ",
+    },
+}
 LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 
 
@@ -51,7 +61,7 @@ class LLGuidanceBackend:
 
     def compile(self, constraint: Constraint) -> LLGuidanceGrammar:
         """Takes milliseconds, within llguidance's own limits on time and memory."""
-        source = _SOURCES[constraint.kind](constraint.source)
+        source = _grammar(constraint)
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise grammar_error(matcher.get_error(), constraint.kind)
@@ -289,12 +299,17 @@ def _executor() -> Any:
 # ------------------------------------------------------------------------------------------------ grammars as text
 
 
-def _json_schema(source: str) -> str:
-    return str(llguidance.LLMatcher.grammar_from_json_schema(source, overrides=JSON_OPTIONS))
+def _grammar(constraint: Constraint) -> str:
+    if constraint.kind == "json_object":
+        return _json('{"type": "object"}', constraint.whitespace)
+    if constraint.kind == "json_schema":
+        return _json(constraint.source, constraint.whitespace)
+    return _SOURCES[constraint.kind](constraint.source)
 
 
-def _json_object(source: str) -> str:
-    return _json_schema('{"type": "object"}')
+def _json(schema: str, whitespace: Whitespace) -> str:
+    options = JSON_OPTIONS | WHITESPACE[whitespace]
+    return str(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options))
 
 
 def _regex(source: str) -> str:
@@ -334,8 +349,6 @@ def _ebnf(source: str) -> str:
 
 
 _SOURCES: dict[ConstraintKind, Callable[[str], str]] = {
-    "json_schema": _json_schema,
-    "json_object": _json_object,
     "regex": _regex,
     "choices": _choices,
     "ebnf": _ebnf,

@@ -45,6 +45,12 @@ class OutlinesBackend:
 
     def compile(self, constraint: Constraint) -> OutlinesGrammar:
         """Takes 10 ms to seconds; ends in GrammarError (limit) when the child takes too long or too much."""
+        if constraint.whitespace != "spaced":
+            raise GrammarError(
+                "grammar=outlines cannot choose the whitespace of JSON; use grammar=llguidance",
+                kind="unsupported",
+                param=constraint.kind,
+            )
         tokens, singles = self._child.compile(_job(constraint), constraint.kind)
         return OutlinesGrammar(tokens, singles, self.vocabulary, constraint.kind)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglite.errors import GrammarError
-from sglite.protocol import Constraint
 from sglite.runtime.grammar.base import MaskGrammar
 from sglite.runtime.grammar.judge import SchemaJudge
 from sglite.runtime.grammar.lower import EFFORTS, lower
@@ -35,8 +34,8 @@ class SchemaPlan:
     how: dict[str, str]
 
 
-def plan_schema(source: str, compile: Callable[[Constraint], MaskGrammar]) -> SchemaPlan:
-    """``source`` is the schema as compact JSON; ``compile`` the mask engine. Raises GrammarError."""
+def plan_schema(source: str, compile: Callable[[str], MaskGrammar]) -> SchemaPlan:
+    """``source`` is the schema as compact JSON; ``compile`` has the mask engine compile one. Raises GrammarError."""
     schema = json.loads(source)
     dialect = dialect_of(schema, source)
     scope = root_scope(schema, source, dialect)
@@ -52,7 +51,7 @@ def _masks(
     scope: Scope,
     dialect: Dialect,
     efforts: Sequence[Effort],
-    compile: Callable[[Constraint], MaskGrammar],
+    compile: Callable[[str], MaskGrammar],
 ) -> tuple[Lowered, MaskGrammar]:
     """Ask for as much as the mask engine can do. What it proves unsatisfiable is: the mask allows no less."""
     refusal: GrammarError | None = None
@@ -63,7 +62,7 @@ def _masks(
         if refusal is None:
             _refuse_cycles(Atlas(schema, scope, dialect, lowered.judged), lowered)
         try:
-            return lowered, compile(Constraint("json_schema", json.dumps(lowered.mask, ensure_ascii=False)))
+            return lowered, compile(json.dumps(lowered.mask, ensure_ascii=False))
         except GrammarError as error:
             if error.kind == "malformed":
                 _blame_pattern(lowered)

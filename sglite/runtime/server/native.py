@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter
@@ -15,7 +16,15 @@ from starlette.responses import Response
 
 from sglite import confidence
 from sglite.errors import InvalidRequestError
-from sglite.protocol import MAX_TOP_LOGPROBS, Constraint, GenerateRequest, LogprobParams, Prompt, SamplingParams
+from sglite.protocol import (
+    MAX_TOP_LOGPROBS,
+    Constraint,
+    GenerateRequest,
+    LogprobParams,
+    Prompt,
+    SamplingParams,
+    Whitespace,
+)
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
@@ -51,6 +60,8 @@ class Sampling(f.Body):
     logit_bias: f.LogitBias = ()
     regex: f.ConstraintText | None = None
     json_schema: f.SchemaSource | None = None
+    json_whitespace: Whitespace = "spaced"
+    """Ours: see protocol.Constraint."""
     ebnf: f.ConstraintText | None = None
     structural_tag: f.ConstraintText | None = None
     custom_params: f.Unsupported = None
@@ -63,7 +74,7 @@ class Sampling(f.Body):
         return self
 
     def constraint(self) -> Constraint | None:
-        return f.one_constraint(
+        found = f.one_constraint(
             [
                 ("regex", "regex", self.regex),
                 ("json_schema", "json_schema", self.json_schema),
@@ -71,6 +82,9 @@ class Sampling(f.Body):
                 ("structural_tag", "structural_tag", self.structural_tag),
             ]
         )
+        if self.json_whitespace != "spaced" and self.json_schema is None:
+            raise f.bad("json_whitespace needs json_schema")
+        return found if found is None else replace(found, whitespace=self.json_whitespace)
 
     def params(self, context_length: int) -> SamplingParams:
         shared = SamplingParams.__dataclass_fields__.keys() & Sampling.model_fields.keys()
