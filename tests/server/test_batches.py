@@ -156,7 +156,7 @@ def test_shared_prefixes_run_together(backend: Any, tmp_path: Path) -> None:
         (jsonl({"custom_id": "a", "url": CHAT}), "missing", 1),
         (jsonl({**line("a"), "method": "GET"}), "invalid_request", 1),
         (jsonl({**line("a"), "banana": 1}), "invalid_request", 1),
-        (jsonl({**line("a"), "url": "/v1/embeddings"}), "not_found", 1),
+        (jsonl({**line("a"), "url": "/v1/moderations"}), "not_found", 1),
         (jsonl({**line("a"), "url": "/v1/completions"}), "invalid_request", 1),
         (jsonl(line("a", stream=True)), "invalid_request", 1),
         (jsonl(line("a", "x" * (1 << 20))), "invalid_request", 1),
@@ -191,7 +191,7 @@ def test_too_many_lines(backend: Any, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, 400, "endpoint"),
         ({"completion_window": "1y"}, 400, "completion_window"),
         ({"completion_window": None}, 400, "completion_window"),
         ({"input_file_id": "file-nope"}, 404, "file_id"),

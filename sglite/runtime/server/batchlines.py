@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field, TypeAdapter, ValidationError
 
 from sglite.errors import InvalidRequestError, NotFoundError
-from sglite.runtime.server import chat, completions
+from sglite.runtime.server import chat, completions, embeddings
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context
 from sglite.runtime.server.failures import describe
@@ -22,6 +22,7 @@ Answerer = Callable[[Any, Context], Coroutine[Any, Any, Mapping[str, Any]]]
 ENDPOINTS: dict[str, tuple[TypeAdapter[Any], Answerer]] = {
     "/v1/chat/completions": (TypeAdapter(chat.ChatCompletion), chat.answer),
     "/v1/completions": (TypeAdapter(completions.Completion), completions.answer),
+    "/v1/embeddings": (TypeAdapter(embeddings.Embeddings), embeddings.answer),
 }
 SORT_LENGTH = 400
 """Characters of a prompt by which lines are put next to those they share a prefix with."""
@@ -48,7 +49,7 @@ def read_line(raw: bytes) -> BatchLine:
 
 
 def sort_key(line: BatchLine) -> str:
-    prompt = line.body.get("messages", line.body.get("prompt"))
+    prompt = next((line.body[name] for name in ("messages", "prompt", "input") if name in line.body), None)
     return json.dumps(prompt, ensure_ascii=False)[:SORT_LENGTH]
 
 

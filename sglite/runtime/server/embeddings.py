@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from fastapi import APIRouter
+from starlette.responses import Response
 
-from sglite.errors import UnsupportedError
+from sglite.errors import DeadlineError, UnsupportedError
 from sglite.protocol import Prompt
 from sglite.runtime.server import fields as f
-from sglite.runtime.server.context import Ctx
+from sglite.runtime.server.context import Context, Ctx
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.openai_fields import check_bounds
+from sglite.runtime.server.streams import Answer
 
 router = APIRouter(route_class=StrictRoute, tags=["openai"])
 
@@ -38,16 +41,25 @@ class Embeddings(f.Body):
     dimensions: f.Unsupported = None
 
 
-@router.post("/v1/embeddings")
-async def embeddings(body: Embeddings, context: Ctx) -> dict[str, Any]:
+@router.post("/v1/embeddings", response_model=None)
+async def embeddings(body: Embeddings, context: Ctx) -> Response:
     """A vector for each input."""
+    return Answer(answer(body, context))
+
+
+async def answer(body: Embeddings, context: Context) -> dict[str, Any]:
     served = await context.check_model(body.model)
     check_bounds(context, len(body.input), 1)
     engine = context.service.engine
     if not isinstance(engine, Embedding):
         raise UnsupportedError("this server's backend cannot embed", param="model")
-    found = await engine.embed(body.input, context.namespace())
+    try:
+        async with asyncio.timeout(context.config.request_timeout):
+            found = await engine.embed(body.input, context.namespace())
+    except TimeoutError:
+        raise DeadlineError("the request's deadline passed") from None
     tokens = sum(count for count, _ in found)
+    context.service.metrics.prompt.inc(tokens)
     data = [
         {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}
         for i, (_, vector) in enumerate(found)
