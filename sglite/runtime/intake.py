@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import regex
-
 from sglite.errors import CapacityError, ContextLengthError, InvalidRequestError, UnsupportedError
 from sglite.protocol import GenerateRequest, Prompt, SamplingParams, Text, Tokens
 from sglite.runtime.candidates import CandidateGroup, CandidateTrack, build_trie
 from sglite.runtime.grammar.base import Grammar
-from sglite.runtime.output import MATCH_SECONDS, Detokenizer, OutputStream
+from sglite.runtime.output import Detokenizer, OutputStream
 from sglite.runtime.sequence import Sequence as TokenSequence
+from sglite.runtime.stoppattern import stop_pattern
 from sglite.runtime.tracks import GenerateTrack, Job, Rules, Sink, Track
 
 
@@ -141,7 +140,7 @@ class Intake:
 
     def _check_supported(self, request: GenerateRequest) -> None:
         for pattern in request.sampling.stop_regex:
-            _stop_pattern(pattern)
+            stop_pattern(pattern)
         if request.adapter is not None:
             raise UnsupportedError("this engine has no adapters loaded", param="adapter")
 
@@ -168,21 +167,8 @@ def _stream(request: GenerateRequest, detokenizer: Detokenizer) -> OutputStream:
     """Answers that are whole by their constraint are not cut by a stop that happens to be inside one."""
     if request.constraint is not None and request.constraint.kind in ("json_schema", "json_object", "choices"):
         return OutputStream(detokenizer)
-    patterns = [_stop_pattern(pattern) for pattern in request.sampling.stop_regex]
+    patterns = [stop_pattern(pattern) for pattern in request.sampling.stop_regex]
     return OutputStream(detokenizer, request.sampling.stop, patterns)
-
-
-def _stop_pattern(source: str) -> regex.Pattern[str]:
-    try:
-        pattern = regex.compile(source)
-        empty = pattern.search("", timeout=MATCH_SECONDS) is not None
-    except (regex.error, TimeoutError, RecursionError, OverflowError) as error:
-        raise InvalidRequestError(f"stop_regex {source[:80]!r} is not usable: {error}", param="stop_regex") from None
-    if empty:
-        raise InvalidRequestError(
-            f"stop_regex {source[:80]!r} matches the empty text, so nothing could be said", param="stop_regex"
-        )
-    return pattern
 
 
 def _score_from(job: Job) -> int | None:

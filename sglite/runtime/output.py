@@ -11,13 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import regex
-
-from sglite.errors import RequestError
 from sglite.protocol import TokenLogprob
-
-MATCH_SECONDS = 0.02
-"""Longest search for a pattern in one token's text: backtracking may take for ever, and the engine thread waits."""
+from sglite.runtime.stoppattern import StopPattern
 
 
 class Detokenizer(Protocol):
@@ -59,11 +54,11 @@ class OutputStream:
     """One sample's output: ``push`` each id as it is known; ``close`` at the end, unless a stop string was found."""
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: Sequence[str] = (), patterns: Sequence[regex.Pattern[str]] = ()
+        self, detokenizer: Detokenizer, stops: Sequence[str] = (), patterns: Sequence[StopPattern] = ()
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = tuple(stops)
-        self._patterns = tuple(patterns)
+        self._scanners = [pattern.scanner() for pattern in patterns]
         self._longest = max((len(s) for s in self._stops), default=0)
         self._held = ""
         self._emitted = 0  # length of the text handed out
@@ -74,9 +69,12 @@ class OutputStream:
     def push(self, token: int, logprob: TokenLogprob | None = None) -> Emission:
         """What became certain. ``stopped`` names the stop string found, if one was: push no more then."""
         checked = len(self._held)
-        self._held += self._detokenizer.push((token,))
+        text = self._detokenizer.push((token,))
+        self._held += text
         self._add(token, logprob)
-        if not self._stops and not self._patterns:
+        for scanner in self._scanners:
+            scanner.feed(text)
+        if not self._stops and not self._scanners:
             return self._emit(len(self._held))
         found = self._find_stop(checked) or self._find_match()
         if found is not None:
@@ -116,20 +114,14 @@ class OutputStream:
         return 0
 
     def _find_match(self) -> tuple[int, str] | None:
-        """The earliest match of a pattern. What was emitted cannot be part of one, so the held text is enough."""
-        hits = [(hit.start(), pattern.pattern) for pattern in self._patterns if (hit := self._search(pattern))]
+        """The earliest match of a pattern. What was emitted cannot be part of one."""
+        hits = [(at - self._emitted, one.source) for one in self._scanners if (at := one.found) is not None]
         return min(hits, default=None)
 
     def _may_begin_match(self) -> int:
         """Where the held text begins to be the beginning of a match."""
-        hits = [self._search(pattern, partial=True) for pattern in self._patterns]
-        return min((hit.start() for hit in hits if hit), default=len(self._held))
-
-    def _search(self, pattern: regex.Pattern[str], *, partial: bool = False) -> regex.Match[str] | None:
-        try:
-            return pattern.search(self._held, partial=partial, timeout=MATCH_SECONDS)
-        except TimeoutError:
-            raise RequestError(f"stop_regex {pattern.pattern!r} takes too long to search for; simplify it") from None
+        begun = [at - self._emitted for one in self._scanners if (at := one.earliest) is not None]
+        return min(begun, default=len(self._held))
 
     def _emit(self, count: int) -> Emission:
         text, self._held = self._held[:count], self._held[count:]

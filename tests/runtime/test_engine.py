@@ -177,7 +177,7 @@ def test_stop_string_across_tokens(overlap: bool) -> None:
     assert sum(chunk.finish is not None for chunk in chunks) == 1
 
 
-def test_stop_regex_and_one_that_takes_for_ever() -> None:
+def test_stop_regex_and_one_that_would_take_a_backtracking_search_for_ever() -> None:
     stop = SamplingParams(temperature=0, stop_regex=(r"w[aeiou]r",))
     hostile = SamplingParams(temperature=0, stop_regex=(r"(?:a|aa)+[bc]",), max_new_tokens=60)
     outcomes = outcomes_of(scripted_engine(answering("hello world" + "a" * 60)), request("a?", sampling=stop))
@@ -186,8 +186,7 @@ def test_stop_regex_and_one_that_takes_for_ever() -> None:
     outcomes = outcomes_of(
         scripted_engine(answering("a" * 60)), request("a?", sampling=hostile), request("b?", sampling=stop)
     )
-    assert isinstance(outcomes[0], RequestError) and "stop_regex" in str(outcomes[0])
-    assert isinstance(outcomes[1], list) and len(text_of(outcomes[1])) == 60
+    assert [len(text_of(outcome)) for outcome in outcomes if isinstance(outcome, list)] == [60, 60]
 
 
 def test_stop_token_ids_and_min_new_tokens() -> None:

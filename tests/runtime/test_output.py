@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglite.runtime.output import Emission, OutputStream
+from sglite.runtime.stoppattern import StopPattern
 
 
 class Bytes:
@@ -105,7 +105,7 @@ def test_stop_strings(pieces: list[str], stops: list[str], text: str, covered: i
     ],
 )
 def test_stop_patterns(pieces: list[str], patterns: list[str], text: str, pattern: str | None) -> None:
-    stream = OutputStream(Bytes(pieces), patterns=[regex.compile(p) for p in patterns])
+    stream = OutputStream(Bytes(pieces), patterns=[StopPattern(p) for p in patterns])
     emissions = run(stream, range(256, 256 + len(pieces)))
     assert text_of(emissions) == text
     assert emissions[-1].stopped == pattern
