@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -52,3 +54,21 @@ def test_a_profile_is_recorded_once_at_a_time(url: str) -> None:
     assert httpx.get(f"{url}/start_profile").status_code == 400
     assert httpx.post(f"{url}/generate", json={"text": "a"}).status_code == 200
     assert "traceEvents" in httpx.get(f"{url}/stop_profile", timeout=60).json()
+
+
+def test_a_batch_of_embeddings(tmp_path: Path) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "abc"}}
+    config = ServerConfig(port=0, data_folder=str(tmp_path))
+    with (
+        scripted_engine() as engine,
+        running(engine, config) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        file = client.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        while (batch := client.batches.retrieve(made.id)).status not in ("completed", "failed"):
+            pass
+        assert batch.output_file_id is not None
+        output = json.loads(client.files.content(batch.output_file_id).text)
+    assert output["response"]["status_code"] == 200
+    assert math.hypot(*output["response"]["body"]["data"][0]["embedding"]) == pytest.approx(1)
