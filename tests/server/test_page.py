@@ -11,7 +11,7 @@ import pytest
 import sglite as sgl
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.runner import running
-from sglite.runtime.testing import answering, scripted_engine
+from sglite.runtime.testing import EOS, scripted_engine
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -22,10 +22,19 @@ needs_browser = pytest.mark.skipif(
 )
 
 
+ANSWER = b'{"name": "Ada"}'
+
+
+def ada(history: list[int]) -> int:
+    """The same answer after every line's end, then the end."""
+    start = max((i for i, token in enumerate(history) if token == ord("\n")), default=-1)
+    at = len(history) - 1 - start
+    return ANSWER[at] if at < len(ANSWER) else EOS
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    script = answering('{"name": "Ada"}')
-    with scripted_engine(script, context_length=2048) as engine, running(engine, ServerConfig(port=0)) as url:
+    with scripted_engine(ada, context_length=2048) as engine, running(engine, ServerConfig(port=0)) as url:
         yield url
 
 
@@ -138,8 +147,8 @@ class TestPage:
         from selenium.webdriver.common.keys import Keys
 
         @sgl.function
-        def program(s: sgl.State) -> None:
-            s += "a long beginning that is shared by all: " + sgl.gen("x", max_tokens=8)
+        def program(s):
+            s += "a long beginning that is shared by all:\n" + sgl.gen("x", max_tokens=8)
             for branch in s.fork(2):
                 branch += "more:" + sgl.gen("y", regex="[a-c]{2}forced", max_tokens=20)
             s += sgl.gen("z", max_tokens=4)
