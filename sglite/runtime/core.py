@@ -22,7 +22,8 @@ from torch import Tensor
 from sglite.errors import AbortedError, DeadlineError, RequestError, SgliteError
 from sglite.runtime.embedding import EmbedTrack
 from sglite.runtime.grammar.base import FillMasks, MaskRow
-from sglite.runtime.plan import Row, pending
+from sglite.runtime.ledger import PagesError
+from sglite.runtime.plan import Plan, Row, pending
 from sglite.runtime.runner import DeviceMemoryError, Sampled, StepRunner
 from sglite.runtime.sampler import BadLogitsError, Choice, SampleRow, logprobs_of
 from sglite.runtime.tracks import Job, Track
@@ -161,7 +162,7 @@ class EngineCore:
     def step(self) -> bool:
         self._expire()
         started = self._clock()
-        plan = self.scheduler.plan()
+        plan = self._plan()
         if not plan.rows:
             return self._finish_up()
         rows = [(row, self._track_in(row.slot)) for row in plan.rows]
@@ -205,6 +206,14 @@ class EngineCore:
             self.scheduler.fail()
         self._rewind()
         return True
+
+    def _plan(self) -> Plan:
+        """Who cannot be given pages ends alone; for the others the step is planned again."""
+        while True:
+            try:
+                return self.scheduler.plan()
+            except PagesError as error:
+                self._fail_row(self._tracks[error.sequence], error)
 
     def _track_in(self, slot: int) -> Track:
         sequence = self.scheduler.sequence(slot)

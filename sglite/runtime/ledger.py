@@ -16,6 +16,14 @@ from sglite.runtime.sequence import Sequence
 NO_CACHE = CacheStats(*[0] * len(CacheStats.__dataclass_fields__))
 
 
+class PagesError(Exception):
+    """A sequence could not be given its pages, though there are enough: the cause says why."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__("no pages for a sequence")
+        self.sequence = sequence
+
+
 class PageLedger:
     def __init__(self, book: PageBook, cache: PrefixCache | None, page_size: int) -> None:
         assert cache is None or cache.page_size == page_size
@@ -94,12 +102,18 @@ class PageLedger:
             sequence.computed = lease.length
 
     def grow(self, sequences: Iterable[tuple[Sequence, int]]) -> None:
-        """Give each sequence the pages up to its target. There must be as many ``available``."""
+        """Give each sequence the pages up to its target. There must be as many ``available``.
+
+        Raises PagesError for the first one whose pages cannot be had; those before it have theirs.
+        """
         for sequence, target in sequences:
             n = self.missing(sequence, target)
             if n:
-                self._evict(n - self._book.available, sequence)
-                sequence.pages += self._book.allocate(n)
+                try:
+                    self._evict(n - self._book.available, sequence)
+                    sequence.pages += self._book.allocate(n)
+                except Exception as error:
+                    raise PagesError(sequence) from error
 
     def row(self, sequence: Sequence, target: int) -> Row:
         """The step's work for a sequence that has its pages; they count as known to the runner from now on."""
