@@ -129,6 +129,10 @@ class Connection:
         self._headers = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
         return int(lines[0].split()[1])
 
+    @property
+    def retry_after(self) -> str:
+        return self._headers.get("retry-after", "1")
+
     async def whole(self) -> bytes:
         if "content-length" in self._headers:
             assert self._reader is not None
@@ -208,7 +212,8 @@ class Soak:
             kind, counts, was_down = rng.random(), self.tally.counts, self.tally.down
             try:
                 if kind < 0.25:
-                    counts["aborted"] += await self.abort(connection, rng)
+                    left = await self.abort(connection, rng)
+                    counts["aborted"] += left
                 elif kind < 0.30:
                     await self.invalid(connection, rng)
                 elif kind < 0.31:
@@ -408,7 +413,7 @@ async def closed_loop(
             statuses[status] += 1
             if status == 429:
                 rejections.append(time.perf_counter() - began)
-                await asyncio.sleep(1.0)  # what Retry-After says
+                await asyncio.sleep(float(connection.retry_after))
         connection.close()
 
     began = time.monotonic()

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,23 @@ class Reader(threading.Thread):
         return error
 
 
+def refuse_a_long_word(server: Server) -> None:
+    """Row 20: 900 kB without a space, which any tokenizer chews on for long."""
+    assert server.post({"text": "x" * 900_000}).json()["error"]["code"] == "context_length_exceeded"
+
+
+def slowest_health_during(server: Server, work: Callable[[], None]) -> float:
+    """Seconds of the slowest answer of /health until ``work`` is done. On a quiet machine it is milliseconds."""
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.url) as client:
+        done, slowest = pool.submit(work), 0.0
+        while not done.done():
+            began = time.monotonic()
+            assert client.get("/health").status_code == 200
+            slowest = max(slowest, time.monotonic() - began)
+        done.result()
+    return slowest
+
+
 def gone(pid: int) -> bool:
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
@@ -119,6 +137,7 @@ def test_a_dead_worker_and_then_a_dead_parent() -> None:
         canary = server.post().json()["text"]
         assert listeners(server.process.pid) == [("127.0.0.1", int(server.url.rpartition(":")[2]))]
         assert server.worker is not None and listeners(server.worker) == []
+        assert slowest_health_during(server, lambda: refuse_a_long_word(server)) < 0.5
         stream, dead = Reader(server), server.worker
         assert dead is not None
         os.kill(dead, signal.SIGKILL)

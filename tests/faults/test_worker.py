@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,10 +18,10 @@ import pytest
 from bench import children
 from scripted_worker import DEADLY
 
-from sglite.errors import InvalidRequestError, ModelLoadError, SgliteError, UnavailableError
+from sglite.errors import InvalidRequestError, ModelLoadError, RequestError, SgliteError, UnavailableError
 from sglite.protocol import Chunk, Constraint, GenerateRequest, SamplingParams, Text, Tokens
 from sglite.runtime.testing import scripted_engine
-from sglite.runtime.worker import wire
+from sglite.runtime.worker import process, wire
 from sglite.runtime.worker.config import WorkerConfig
 from sglite.runtime.worker.supervisor import Hooks, Supervisor
 
@@ -90,7 +91,7 @@ def test_a_worker_answers_as_the_engine_does() -> None:
                 assert await worker.tokenize((Text("héllo"),)) == await engine.tokenize((Text("héllo"),))
                 assert await worker.detokenize([104, 105]) == "hi"
                 await worker.check_constraint(Constraint("regex", "[0-9]+"))
-                with pytest.raises(InvalidRequestError, match=r"\(\("):
+                with pytest.raises(InvalidRequestError, match="unclosed group"):
                     await worker.check_constraint(Constraint("regex", "(("))
                 await worker.flush_cache()
                 await worker.abort("nobody")
@@ -124,6 +125,26 @@ def test_leaving_aborts_within_a_step_and_neighbours_go_on() -> None:
             async with asyncio.timeout(5):
                 while (await worker._ask("stats"))["running"]:
                     pass
+
+    story(tell)
+
+
+def test_an_answer_nobody_reads_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_WAITING", 50)
+
+    async def tell() -> None:
+        async with supervised(ROOM) as worker:
+            chunks = worker.generate(request("x", ENDLESS))
+            await anext(chunks)
+            async with asyncio.timeout(10):
+                while (await worker._ask("stats"))["running"]:
+                    pass
+            seen = 0
+            with pytest.raises(RequestError, match="not read in time"):
+                async for _ in chunks:
+                    seen += 1
+            assert seen == 50
+            assert await text(worker, request())
 
     story(tell)
 
@@ -275,3 +296,14 @@ def test_a_length_beyond_the_bound_is_refused_before_anything_is_allocated() -> 
 def test_a_chunk_survives_the_wire() -> None:
     chunk = Chunk("é", (1, 2), 3)
     assert wire.unpack(wire.pack(wire.Step(((7, chunk),)))[4:]) == wire.Step(((7, chunk),))
+
+
+def test_the_parents_side_is_light() -> None:
+    """HTTP is up in a second, and stays small, because nothing of the engine is imported there."""
+    heavy = "torch", "transformers", "llguidance"
+    code = (
+        "import sys, sglite.cli, sglite.runtime.loading, sglite.runtime.hub, sglite.runtime.server.runner, "
+        f"sglite.runtime.worker.supervisor; print([m for m in {heavy!r} if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglite.codec import decode, decode_error, encode
-from sglite.errors import OverloadedError, SgliteError, UnavailableError
+from sglite.errors import OverloadedError, RequestError, SgliteError, UnavailableError
 from sglite.protocol import Chunk, GenerateRequest, ModelInfo
 from sglite.runtime.worker.config import WorkerConfig
 from sglite.runtime.worker.wire import (
@@ -32,6 +32,8 @@ from sglite.runtime.worker.wire import (
 
 Item = Chunk | Answer | SgliteError
 
+MAX_WAITING = 10_000
+"""Chunks that may wait for one caller who does not take them; then the call ends with an error."""
 _GRACE = 5.0
 """Seconds that a worker gets to end by itself before it is killed."""
 
@@ -134,8 +136,14 @@ class WorkerProcess:
                 raise AssertionError(f"a worker sends no {type(message).__name__}")
 
     def _deliver(self, call: int, item: Item) -> None:
-        if call in self._calls:  # else its caller left, and the news of it is under way
-            self._calls[call].put_nowait(item)
+        items = self._calls.get(call)
+        if items is None:  # its caller left, and the news of it is under way
+            return
+        if items.qsize() < MAX_WAITING:
+            items.put_nowait(item)
+        else:
+            self.cancel(call)
+            items.put_nowait(RequestError("the answer was not read in time"))
 
     def _end(self, call: int, item: Item) -> None:
         self._deliver(call, item)
