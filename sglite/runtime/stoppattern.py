@@ -120,7 +120,8 @@ class StopPattern:
         if kind == "BRANCH":
             return self._branch(value[1], at, flags)
         if kind in ("MAX_REPEAT", "MIN_REPEAT"):
-            return self._repeat(*value, at, flags)
+            least, most, items = value
+            return self._repeat(least, most, items, at, flags)
         if kind == "AT":
             return self._look(str(value), at, flags)
         to = self._state()

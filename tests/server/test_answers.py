@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import FakeBackend
 
-from sglite.protocol import Text, Tokens
+from sglite.protocol import ProgramInfo, Text, Tokens
 from sglite.runtime.assembly import assemble
 from sglite.runtime.config import config_from
 from sglite.runtime.engine import Engine
@@ -74,6 +74,28 @@ def test_the_route_sends_the_tokens_back(post: Callable[..., httpx.Response], ba
     other = {"role": "assistant", "content": "Hello"}
     post("/v1/chat/completions", {"messages": [*first["messages"], other, {"role": "user", "content": "more"}]})
     assert not any(isinstance(segment, Tokens) for segment in backend.requests[-1].prompt)
+
+
+def test_a_program_and_the_best_of_several_reach_the_backend(
+    post: Callable[..., httpx.Response], backend: FakeBackend
+) -> None:
+    body = {"prompt": "hi", "program": "mine", "best_of": 3, "n": 2, "max_tokens": 4}
+    assert post("/v1/completions", body).status_code == 200
+    (request,) = backend.requests
+    assert request.program == ProgramInfo("mine")
+    assert (request.sampling.n, request.sampling.best_of) == (2, 3)
+    assert post("/v1/completions", {**body, "best_of": 2}).status_code == 200
+    assert backend.requests[-1].sampling.best_of is None
+
+
+def test_logprobs_of_given_ids_over_the_native_route(post: Callable[..., httpx.Response], backend: FakeBackend) -> None:
+    body = {"text": "hi", "return_logprob": True, "token_ids_logprob": [7, 9]}
+    answer = post("/generate", body).json()
+    logprobs = backend.requests[0].logprobs
+    assert logprobs is not None and logprobs.ids == (7, 9)
+    assert len(answer["meta_info"]["output_token_ids_logprobs"]) == len(answer["output_ids"])
+    refused = post("/generate", {**body, "return_logprob": False})
+    assert refused.status_code == 400 and "return_logprob" in refused.text
 
 
 def test_turn_two_finds_all_that_turn_one_computed(smollm2: ModelSource) -> None:

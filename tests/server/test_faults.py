@@ -210,7 +210,8 @@ def test_a_long_stop_string(call: Call, place: str) -> None:
     ("path", "fields", "param"),
     [
         ("/v1/completions", {"best_of": 10**6}, "best_of"),
-        ("/v1/completions", {"best_of": 2}, None),
+        ("/v1/completions", {"best_of": 2, "n": 3}, None),
+        ("/v1/completions", {"best_of": 2, "stream": True}, None),
         ("/v1/completions", {"logprobs": 10**6}, "logprobs"),
         ("/v1/completions", {"suffix": "x"}, "suffix"),
         ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -36,8 +37,10 @@ class Completion(OpenAIBody):
 
     @model_validator(mode="after")
     def _supported(self) -> Completion:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise f.bad("best_of other than n is not supported", "unsupported")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise f.bad(f"best_of {self.best_of} is less than n {self.n or 1}")
+        if self.best_of is not None and self.stream:
+            raise f.bad("best_of is not supported in a stream: which is best is known at the end", "unsupported")
         if self.echo and any(isinstance(segment, Tokens) for prompt in self.prompt for segment in prompt):
             raise f.bad("echo is not supported for prompts of token ids", "unsupported")
         if self.echo and self.stream and self.logprobs is not None:
@@ -51,7 +54,7 @@ class _Call:
     def __init__(self, body: Completion, context: Context, model: str) -> None:
         self.body = body
         self.n = body.n or 1
-        check_bounds(context, len(body.prompt), self.n)
+        check_bounds(context, len(body.prompt), body.best_of or self.n)
         self.head = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": model}
         self.requests = [self._request(context, i, prompt) for i, prompt in enumerate(body.prompt)]
 
@@ -61,9 +64,13 @@ class _Call:
             context,
             id=f"{self.head['id']}-{i}",
             prompt=prompt,
-            sampling=self.body.sampling(DEFAULT_TOKENS),
+            sampling=replace(self.body.sampling(DEFAULT_TOKENS), best_of=self._drawn()),
             logprobs=self._logprobs(),
         )
+
+    def _drawn(self) -> int | None:
+        """How many samples are drawn, where they are more than those shown."""
+        return self.body.best_of if self.body.best_of != self.n else None
 
     def _logprobs(self) -> LogprobParams | None:
         if self.body.logprobs is None:

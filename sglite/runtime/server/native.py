@@ -21,6 +21,7 @@ from sglite.protocol import (
     Constraint,
     GenerateRequest,
     LogprobParams,
+    ProgramInfo,
     Prompt,
     SamplingParams,
     Whitespace,
@@ -29,7 +30,7 @@ from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.results import Result, Sample, collect, follow, results_for
-from sglite.runtime.server.shapes import native_logprobs, native_top_logprobs
+from sglite.runtime.server.shapes import native_given_logprobs, native_logprobs, native_top_logprobs
 from sglite.runtime.server.streams import DONE, STREAMED, Answer, EventStream, event
 
 T = TypeVar("T")
@@ -112,12 +113,13 @@ class Generate(f.Body):
     stream: bool = False
     lora_path: str | None = None
     priority: f.Priority | None = None
+    program: f.Label | None = None
     image_data: f.Unsupported = None
     video_data: f.Unsupported = None
     audio_data: f.Unsupported = None
     input_embeds: f.Unsupported = None
     session_params: f.Unsupported = None
-    token_ids_logprob: f.Unsupported = None
+    token_ids_logprob: f.TokenIds | None = None
     custom_logit_processor: f.Unsupported = None
     return_hidden_states: Annotated[bool, f.only(False)] = False
 
@@ -154,6 +156,7 @@ class _Call:
             priority=self.body.priority or 0,
             deadline=context.config.request_timeout,
             namespace=context.namespace(),
+            program=ProgramInfo(self.body.program) if self.body.program else None,
         )
 
     def _logprobs(self, i: int, sampling: Sampling) -> LogprobParams | None:
@@ -161,6 +164,8 @@ class _Call:
         if body.field_confidence:
             return self._confidence_logprobs(sampling)
         if not _each(False if body.return_logprob is None else body.return_logprob, count, "return_logprob")[i]:
+            if body.token_ids_logprob:
+                raise InvalidRequestError("token_ids_logprob needs return_logprob", param="token_ids_logprob")
             return None
         start: int = _each(
             -1 if body.logprob_start_len is None else body.logprob_start_len, count, "logprob_start_len"
@@ -168,7 +173,8 @@ class _Call:
         if start < 0 and sampling.max_new_tokens == 0:
             start = 0  # the prompt's are all there is to return
         top: int = _each(0 if body.top_logprobs_num is None else body.top_logprobs_num, count, "top_logprobs_num")[i]
-        return LogprobParams(output=True, prompt_start=start if start >= 0 else None, top=top)
+        given = body.token_ids_logprob or ()
+        return LogprobParams(output=True, prompt_start=start if start >= 0 else None, top=top, ids=given)
 
     def _confidence_logprobs(self, sampling: Sampling) -> LogprobParams:
         constraint = sampling.constraint()
@@ -196,6 +202,9 @@ class _Call:
             if asked.top:
                 meta["input_top_logprobs"] = native_top_logprobs(result.prompt_logprobs, named)
                 meta["output_top_logprobs"] = native_top_logprobs(sample.logprobs, named)
+            if asked.ids:
+                meta["input_token_ids_logprobs"] = native_given_logprobs(result.prompt_logprobs, named)
+                meta["output_token_ids_logprobs"] = native_given_logprobs(sample.logprobs, named)
         return meta
 
 

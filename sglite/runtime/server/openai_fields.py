@@ -7,7 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from sglite.errors import InvalidRequestError, RequestError
-from sglite.protocol import Constraint, ConstraintKind, Finish, GenerateRequest, LogprobParams, Prompt, SamplingParams
+from sglite.protocol import (
+    Constraint,
+    ConstraintKind,
+    Finish,
+    GenerateRequest,
+    LogprobParams,
+    ProgramInfo,
+    Prompt,
+    SamplingParams,
+)
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context
 
@@ -143,6 +152,8 @@ class OpenAIBody(ConstrainedBody):
     spaces_between_special_tokens: Annotated[bool | None, f.only(True)] = True
     priority: f.Priority | None = 0
     cache_salt: f.Label | None = None
+    program: f.Label | None = None
+    """Requests with the same word are calls of one program: see ``protocol.ProgramInfo``."""
 
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIBody:
@@ -193,6 +204,7 @@ def make_request(
         priority=context.priority + priority + (body.priority or 0),
         deadline=context.config.request_timeout,
         namespace=context.namespace(body.cache_salt),
+        program=ProgramInfo(body.program) if body.program else None,
     )
     return request.validate()
 

@@ -31,6 +31,10 @@ def native_top_logprobs(entries: Sequence[TokenLogprob], named: bool) -> list[li
     return [[[finite(lp), i, text if named else None] for i, lp, text in e.top] or None for e in entries]
 
 
+def native_given_logprobs(entries: Sequence[TokenLogprob], named: bool) -> list[list[list[Any]] | None]:
+    return [[[finite(lp), i, text if named else None] for i, lp, text in e.given] or None for e in entries]
+
+
 # ----------------------------------------------------------------------------------------------------------- OpenAI
 
 

@@ -102,7 +102,7 @@ def _sample_of(request: GenerateRequest, index: int) -> GenerateRequest:
     seed = request.sampling.seed if index == 0 else (request.sampling.seed or 0) + index
     own = f"{request.id}-{index}"
     sampling = replace(request.sampling, n=1, seed=seed)
-    return replace(request, id=own, sampling=sampling, program=ProgramInfo(request.id, str(index)))
+    return replace(request, id=own, sampling=sampling, program=request.program or ProgramInfo(request.id, str(index)))
 
 
 class _Splitter:
