@@ -76,10 +76,6 @@ class Room:
                 return not running and self._fits_alone(sequence, lease)
         return True
 
-    def free_for(self, sequence: Sequence, lease: Lease | None) -> bool:
-        """Whether its tokens have room without any eviction."""
-        return self._ledger.pages_for(len(sequence.tokens)) - self._cached(lease) <= self._ledger.free
-
     def learn(self, sequence: Sequence) -> None:
         """A sequence has ended: how much of its allowed output did it need?"""
         allowed = sequence.limit - sequence.prompt_length

@@ -310,15 +310,15 @@ class Scheduler:
     def _admit(self, work: Work) -> None:
         """Add waiting sequences to the step, in the policy's order, until one does not fit.
 
-        Once one is held for another's prefix, nobody starts who would have cached pages evicted: it may be that prefix.
+        In a walk through prefixes, once one is held for a prefix nobody goes on to another: that one comes first.
         """
         holding = False
         budget = self._max_step_tokens - sum([target - sequence.computed for sequence, target in work])
         if budget == 0 or self._room.full or not (self._free_slots and self._queue):
             return
         for sequence in in_order(self._queue, self._policy, self._ledger, self._tally.admissions):
-            entry = self._try_to_admit(sequence, evicting=not holding)
-            holding = holding or entry is _Entry.HELD
+            entry = self._try_to_admit(sequence, wait=holding)
+            holding = self._policy.by_prefix and (holding or entry is _Entry.HELD)
             if entry is _Entry.ADMITTED:
                 n = min(sequence.remaining, budget)
                 work.append((sequence, sequence.computed + n))
@@ -327,7 +327,7 @@ class Scheduler:
             if entry in (_Entry.FULL, _Entry.LATER) or budget == 0 or not self._free_slots:
                 return
 
-    def _try_to_admit(self, sequence: Sequence, *, evicting: bool) -> _Entry:
+    def _try_to_admit(self, sequence: Sequence, *, wait: bool) -> _Entry:
         lease = self._ledger.match(sequence)
         leader = self._holding.leader(lease, sequence.tokens, cacheable(sequence)) if lease else None
         urgent = not self._running or sequence.overdue(self._tally.admissions)
@@ -336,7 +336,7 @@ class Scheduler:
             self._queue.remove(sequence)
             self._holding.follow(sequence, leader)
             return _Entry.HELD
-        if not (evicting or urgent or self._room.free_for(sequence, lease)):
+        if wait and not urgent:
             self._ledger.release(lease)
             return _Entry.LATER
         behind = ANYONE if urgent else sequence.rank
