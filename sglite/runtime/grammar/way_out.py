@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from sglite.runtime.grammar.tokens import TokenTable
 
+SECONDS = 0.3
+"""After which a pass ends, whatever its work: hostile grammars make a single byte expensive."""
 WIDE = 24
 """Where more bytes than this are allowed, they are mostly the content of a string, and a few stand for all."""
 SAMPLES = b'"}],:01aA -.@/'
@@ -164,7 +167,8 @@ class _Search:
     def ways(self) -> Iterator[bytes]:
         ties = itertools.count()
         heap: list[tuple[int, int, _Step]] = [(0, 0, self._start)]
-        while heap and self._work > 0:
+        end = time.monotonic() + SECONDS
+        while heap and self._work > 0 and time.monotonic() < end:
             detours, _, step = heapq.heappop(heap)
             if step.matcher.accepting:
                 yield step.path
