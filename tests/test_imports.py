@@ -15,7 +15,7 @@ import sglite
 ROOT = Path(sglite.__file__).parent
 SHARED = {"sglite.protocol", "sglite.errors"}
 PAGES = "pages", "radix", "ledger", "pins"
-ORDER = "policy", "programs", "gaps", "waiting", "holding", "order", "room", "tally", "scheduler"
+ORDER = "policy", "programs", "gaps", "waiting", "holding", "slots", "order", "room", "tally", "scheduler"
 POLICY = {f"sglite.runtime.{name}" for name in ("plan", "sequence", *PAGES, *ORDER)}
 
 MODULES = {

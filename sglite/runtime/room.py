@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from sglite.errors import CapacityError
 from sglite.runtime.ledger import PageLedger
 from sglite.runtime.pins import Pins
 from sglite.runtime.policy import Rank
 from sglite.runtime.programs import Programs
-from sglite.runtime.radix import Lease
+from sglite.runtime.radix import Lease, Namespace
 from sglite.runtime.sequence import Sequence
 
 ANYONE: Rank = ()
@@ -66,6 +67,18 @@ class Room:
         while needed > self._ledger.available:
             assert self._pins, "alone it fits"
             self.let_go(self._pins.take())
+
+    def pin(self, namespace: Namespace, tokens: list[int], until: float) -> int:
+        """See ``Scheduler.pin``."""
+        lease = self._ledger.match_prefix(namespace, tokens)
+        if lease is None:
+            return 0
+        half = self._ledger.total * self._ledger.page_size // 2
+        if self._pins.positions + lease.length > half:
+            self._ledger.release(lease)
+            raise CapacityError(f"at most half of the KV pool, {half} tokens, can be pinned", param="pin")
+        self._pins.add(lease, until)
+        return lease.length
 
     def fits(
         self, sequence: Sequence, lease: Lease | None, running: Collection[Sequence], behind: Rank, now: float

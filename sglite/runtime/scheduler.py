@@ -14,14 +14,13 @@ submitted and released; a row whose sequence was released meanwhile is computed 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from enum import Enum
 from itertools import islice
 from operator import attrgetter, itemgetter
 
-from sglite.errors import CapacityError, OverloadedError
+from sglite.errors import OverloadedError
 from sglite.runtime.holding import Holding
 from sglite.runtime.ledger import PageLedger, cacheable
 from sglite.runtime.order import in_order
@@ -33,6 +32,7 @@ from sglite.runtime.programs import Programs
 from sglite.runtime.radix import Lease, Namespace, PrefixCache
 from sglite.runtime.room import ANYONE, Room
 from sglite.runtime.sequence import Sequence, Status
+from sglite.runtime.slots import Slots
 from sglite.runtime.tally import SchedulerStats, Tally
 from sglite.runtime.waiting import WaitingQueue
 
@@ -78,9 +78,7 @@ class Scheduler:
         self._policy = policy_named(policy)
         self._max_queue = max_queue
         self._max_step_tokens = max_step_tokens
-        self._slots: list[Sequence | None] = [None] * max_running
-        self._free_slots = list(range(max_running))
-        self._running: dict[Sequence, None] = {}
+        self._slots = Slots(max_running)
         self._queue = WaitingQueue()
         self._holding = Holding(page_size)
         self.programs = Programs(self._policy, memory)
@@ -95,7 +93,7 @@ class Scheduler:
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        return tuple(self._running)
+        return tuple(self._slots.running)
 
     @property
     def waiting(self) -> int:
@@ -104,7 +102,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nobody runs and nobody waits."""
-        return not self._running and not self._queue
+        return not self._slots.running and not self._queue
 
     def sequence(self, slot: int) -> Sequence | None:
         """Who is in a slot; None if released. Slots are given anew only in ``plan``."""
@@ -115,7 +113,7 @@ class Scheduler:
         tree = self._ledger.tree
         return SchedulerStats(
             **asdict(self._tally),
-            running=len(self._running),
+            running=len(self._slots.running),
             waiting=self.waiting,
             held=self._holding.total,
             pages_total=self._ledger.total,
@@ -173,7 +171,7 @@ class Scheduler:
         Without a planned step, do nothing.
         """
         plan, self._flight = self._flight, None
-        failed = [sequence for row in plan.rows if (sequence := self._slots[row.slot])] if plan else []
+        failed = self._slots.planned(plan) if plan else []
         for sequence in failed:
             self.release(sequence, keep=False)
         return failed
@@ -185,13 +183,12 @@ class Scheduler:
         False, and nothing done, when it was a single sequence's smallest step.
         """
         assert self._flight is not None
-        rows, tokens = self._flight.rows, self._flight.tokens
-        if tokens == 1:
+        plan = self._flight
+        if plan.tokens == 1:
             return False
         self._flight = None
-        self._max_step_tokens = tokens // 2
-        planned = [sequence for row in rows if (sequence := self._slots[row.slot]) is not None]
-        planned.sort(key=attrgetter("rank"))
+        self._max_step_tokens = plan.tokens // 2
+        planned = sorted(self._slots.planned(plan), key=attrgetter("rank"))
         for sequence in planned[(len(planned) + 1) // 2 :]:
             self._retract(sequence)
         return True
@@ -214,15 +211,7 @@ class Scheduler:
         Only a sequence that has the engine to itself and still lacks pages breaks pins. Raises CapacityError when
         more than half of the pool would be pinned.
         """
-        lease = self._ledger.match_prefix(namespace, tokens)
-        if lease is None:
-            return 0
-        half = self._ledger.total * self._ledger.page_size // 2
-        if self.pins.positions + lease.length > half:
-            self._ledger.release(lease)
-            raise CapacityError(f"at most half of the KV pool, {half} tokens, can be pinned", param="pin")
-        self.pins.add(lease, self._clock() + ttl)
-        return lease.length
+        return self._room.pin(namespace, tokens, self._clock() + ttl)
 
     def adopt(self, namespace: Namespace, tokens: list[int], write: Callable[[int, list[int]], None]) -> int:
         """Take in KV that was computed elsewhere: ``write(start, pages)`` puts that of the positions from ``start`` on
@@ -263,7 +252,7 @@ class Scheduler:
     def _catch_up(self) -> Work:
         """As much as the token budget allows, decodes before prefills."""
         budget, work = self._max_step_tokens, []
-        behind = [(n, sequence) for sequence in self._running if (n := sequence.remaining)]
+        behind = [(n, sequence) for sequence in self._slots.running if (n := sequence.remaining)]
         for n, sequence in sorted(behind, key=itemgetter(0)):
             n = min(n, budget)
             if n == 0:
@@ -280,10 +269,10 @@ class Scheduler:
         while self._missing(work) > self._ledger.available:
             if self._room.yield_kept(ANYONE, self._clock()):
                 continue
-            if len(self._running) == 1:
+            if len(self._slots.running) == 1:
                 self._room.break_pins(self._missing(work))
                 break
-            last = max(self._running, key=attrgetter("rank"))
+            last = self._slots.last_in_line()
             self._retract(last)
             work = [(sequence, target) for sequence, target in work if sequence is not last]
         self._ledger.grow(work)
@@ -314,7 +303,7 @@ class Scheduler:
         """
         holding = False
         budget = self._max_step_tokens - sum([target - sequence.computed for sequence, target in work])
-        if budget == 0 or self._room.full or not (self._free_slots and self._queue):
+        if budget == 0 or self._room.full or not (self._slots.free and self._queue):
             return
         for sequence in in_order(self._queue, self._policy, self._ledger, self._tally.admissions):
             entry = self._try_to_admit(sequence, wait=holding)
@@ -324,13 +313,13 @@ class Scheduler:
                 work.append((sequence, sequence.computed + n))
                 self._ledger.grow(work[-1:])
                 budget -= n
-            if entry in (_Entry.FULL, _Entry.LATER) or budget == 0 or not self._free_slots:
+            if entry in (_Entry.FULL, _Entry.LATER) or budget == 0 or not self._slots.free:
                 return
 
     def _try_to_admit(self, sequence: Sequence, *, wait: bool) -> _Entry:
         lease = self._ledger.match(sequence)
         leader = self._holding.leader(lease, sequence.tokens, cacheable(sequence)) if lease else None
-        urgent = not self._running or sequence.overdue(self._tally.admissions)
+        urgent = not self._slots.running or sequence.overdue(self._tally.admissions)
         if leader is not None and not sequence.overdue(self._tally.admissions):
             self._ledger.release(lease)
             self._queue.remove(sequence)
@@ -340,7 +329,7 @@ class Scheduler:
             self._ledger.release(lease)
             return _Entry.LATER
         behind = ANYONE if urgent else sequence.rank
-        if not self._room.fits(sequence, lease, self._running, behind, self._clock()):
+        if not self._room.fits(sequence, lease, self._slots.running, behind, self._clock()):
             self._ledger.release(lease)
             self._room.full = True
             return _Entry.FULL
@@ -351,14 +340,11 @@ class Scheduler:
         self._queue.admitted(sequence)
         self._ledger.enter(sequence, lease)
         sequence.late = sequence.overdue(self._tally.admissions)
-        sequence.status = Status.RUNNING
-        sequence.slot = heapq.heappop(self._free_slots)
+        self._slots.enter(sequence)
         if sequence.retractions == 0:
             sequence.cached = sequence.computed
             self._tally.prompt_tokens += len(sequence.tokens)
             self._tally.hit_tokens += sequence.cached
-        self._slots[sequence.slot] = sequence
-        self._running[sequence] = None
         self._tally.admissions += 1
         self._holding.lead(sequence)
 
@@ -366,11 +352,11 @@ class Scheduler:
 
     def _preempt(self) -> None:
         """Running sequences give up their places to waiting ones of higher priority that would have none."""
-        if not self._policy.preempts or (self._free_slots and not self._room.full):
+        if not self._policy.preempts or (self._slots.free and not self._room.full):
             return
-        free = 0 if self._room.full else len(self._free_slots)
-        for waiting in islice(self._queue, free, len(self._slots)):
-            last = max([one for one in self._running if not one.late], key=attrgetter("rank"), default=None)
+        free = 0 if self._room.full else self._slots.free
+        for waiting in islice(self._queue, free, self._slots.total):
+            last = self._slots.last_to_preempt()
             if last is None or last.request.priority >= waiting.request.priority:
                 return
             self._requeue(last)
@@ -394,10 +380,7 @@ class Scheduler:
         self._dismiss(sequence)
         if keep:  # tokens may have been taken back since the last step
             self._ledger.publish(sequence, min(sequence.computed, len(sequence.tokens)))
-        self._slots[sequence.slot] = None
-        heapq.heappush(self._free_slots, sequence.slot)
-        sequence.slot = -1
-        del self._running[sequence]
+        self._slots.leave(sequence)
         self._room.full = False
         return self._ledger.leave(sequence)
 
@@ -423,16 +406,11 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every invariant of the scheduler, the tree and the pool; for tests and idle moments."""
-        in_slots = {sequence: sequence.slot for sequence in self._slots if sequence is not None}
-        assert in_slots.keys() == self._running.keys()
-        assert sorted([*in_slots.values(), *self._free_slots]) == list(range(len(self._slots)))
-        for sequence in self._running:
-            assert sequence.status is Status.RUNNING
-            assert sequence.computed <= len(sequence.tokens) <= sequence.limit
+        self._slots.check()
         self._check_waiting([*self._queue, *self._holding.followers])
-        assert self._holding.leaders <= self._running.keys()
+        assert self._holding.leaders <= set(self._slots.running)
         self._queue.check()
-        self._ledger.check(self._running)
+        self._ledger.check(self._slots.running)
 
     def _check_waiting(self, waiting: Iterable[Sequence]) -> None:
         for sequence in waiting:
