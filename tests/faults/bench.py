@@ -36,11 +36,7 @@ class Footprint:
 
     @classmethod
     def now(cls) -> Footprint:
-        threads = [
-            t
-            for t in threading.enumerate()
-            if not t.name.startswith(("asyncio_", "ThreadPoolExecutor", "AnyIO", "grammar"))
-        ]
+        threads = [t for t in threading.enumerate() if not t.name.startswith(POOLS)]
         return cls(len(list(Path("/proc/self/fd").iterdir())), len(threads), len(children()))
 
 

@@ -16,7 +16,7 @@ ENGINE = {"context_length": 2048, "kv_tokens": 32_768, "max_running": 64, "max_q
 
 
 def main() -> None:
-    config = ServerConfig(port=0, write_timeout=5.0, drain_timeout=10.0)
+    config = ServerConfig(port=0, write_timeout=5.0, drain_timeout=10.0, max_concurrency=320)
     with listen(config) as listener:
         ready = lambda: print(f"sglite: serving at {url_of(listener)}", file=sys.stderr, flush=True)  # noqa: E731
         hooks = Hooks(ready, lambda: os.kill(os.getpid(), signal.SIGTERM))

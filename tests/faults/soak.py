@@ -413,7 +413,9 @@ async def closed_loop(
             statuses[status] += 1
             if status == 429:
                 rejections.append(time.perf_counter() - began)
-                await asyncio.sleep(float(connection.retry_after))
+                wait = float(connection.retry_after)
+                connection.close()  # longer than the server keeps one open that nobody uses
+                await asyncio.sleep(wait)
         connection.close()
 
     began = time.monotonic()

@@ -304,16 +304,18 @@ def test_row_26_readers_that_stand_still_are_let_go(bench: Bench) -> None:
 
 
 def test_row_27_ids_of_one_character_belong_to_whoever_uses_them_first(bench: Bench) -> None:
-    async def story() -> None:
-        async with bench.clients() as client:
-            first = asyncio.create_task(client.post("/generate", json={**LONG, "rid": "a"}))
-            async with asyncio.timeout(5):
-                while (await client.post("/generate", json={"text": "b", "rid": "a"})).status_code != 400:
-                    pass
-            assert (await client.post("/abort_request", json={"rid": "b"})).status_code == 404
-            assert (await first).status_code == 200
-
-    asyncio.run(story())
+    long = {**LONG["sampling_params"], "max_new_tokens": 450, "n": 8}
+    with bench.connect() as connection:
+        connection.sendall(stream_of({"text": "a", "rid": "a", "sampling_params": long}))
+        seen = b""
+        while b"data: " not in seen:
+            seen += connection.recv(4096)
+        assert bench.post(json={"text": "b", "rid": "a"}).status_code == 400
+        assert bench.post("/abort_request", json={"rid": "b"}).status_code == 404
+        assert bench.post("/abort_request", json={"rid": "a"}).json()["aborted"] == 1
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+        seen += read_all(connection)
+    assert b'"code":"aborted"' in seen and b"[DONE]" not in seen and b'"status":"ok"' in seen
 
 
 def test_row_28_flushing_all_the_time(bench: Bench) -> None:

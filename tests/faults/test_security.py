@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import logging
+import re
 import struct
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from sglite.runtime.loading.safetensors import SafetensorsWeights
 from sglite.runtime.server import gate
 from sglite.runtime.server.config import ServerConfig
 
+ROOT = Path(sglite.__file__).parent.parent
 SOURCES = sorted(Path(sglite.__file__).parent.rglob("*.py"))
 MIB = 1 << 20
 
@@ -244,3 +246,24 @@ def test_hostile_gguf_headers_cost_nothing(tmp_path: Path, name: str) -> None:
 def test_hostile_safetensors_headers_cost_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(HOSTILE_SAFETENSORS[name])
     refused_within(lambda: SafetensorsWeights(tmp_path), 32 * MIB)
+
+
+# --------------------------------------------------------------------------------------------------- the pins
+
+
+def versions(text: str) -> dict[str, str]:
+    found = re.findall(r"^([\w.-]+)==([^\s;\\]+)", text, flags=re.MULTILINE)
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
+
+
+def test_every_pinned_package_has_hashes_and_the_constrained_version() -> None:
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    blocks = re.split(r"\n(?=\w)", text.partition("\n")[2])
+    assert all("--hash=sha256:" in block for block in blocks)
+    pinned, wanted = versions(text), versions((ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    assert len(pinned) == len(blocks) > 60
+    different = {
+        name: (version, wanted[name]) for name, version in pinned.items() if wanted.get(name, version) != version
+    }
+    assert not different, "run `make pins`"
+    assert "http" not in re.sub(r"(?m)^\S+", "", text), "no addresses"
