@@ -12,7 +12,7 @@ import pytest
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.gate import default_hosts
-from sglite.runtime.server.turnstile import Rates
+from sglite.runtime.server.turnstile import Crowd, Rates
 
 Call = Callable[..., httpx.Response]
 KEYS = ServerConfig(api_keys=("alpha", "beta"), admin_key="root")
@@ -183,6 +183,17 @@ def test_too_often(backend: Any) -> None:
         assert 1 <= int(answers[2].headers["retry-after"]) <= 30
 
     asyncio.run(story())
+
+
+def test_the_more_are_refused_the_later_they_come_again() -> None:
+    now = [100.0]
+    crowd = Crowd(lambda: now[0])
+    waits = [crowd.wait() for _ in range(1_000)]
+    assert waits[0] == 1 and waits == sorted(waits) and waits[-1] in (5, 6)
+    assert max(waits.count(second) for second in set(waits)) <= 201
+    assert max(crowd.wait() for _ in range(100_000)) <= 60
+    now[0] += 100
+    assert crowd.wait() == 1
 
 
 def test_rates_refill_evenly() -> None:

@@ -37,6 +37,7 @@ class Turnstile:
         self._service = service
         self._inside: Counter[str] = Counter()
         self._rates = Rates(config.rate_limit, clock) if config.rate_limit else None
+        self._crowd = Crowd(clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in GENERATION:
@@ -57,11 +58,29 @@ class Turnstile:
             raise UnavailableError("the server is shutting down")
         config = self._config
         if self._inside.total() >= config.max_concurrency:
-            raise _busy(f"{config.max_concurrency} requests are under way; try again later", 1)
+            raise _busy(f"{config.max_concurrency} requests are under way; try again later", self._crowd.wait())
         if config.key_concurrency and self._inside[name] >= config.key_concurrency:
             raise _busy(f"{config.key_concurrency} requests of this key are under way; try again later", 1)
         if self._rates is not None and (wait := self._rates.take(name)):
             raise _busy(f"more than {config.rate_limit} requests a minute; try again later", math.ceil(wait))
+
+
+class Crowd:
+    """When those who are refused should come again: so many a second as can be refused beside the work."""
+
+    _PER_SECOND = 200
+    _LONGEST = 60
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last = 0.0
+        """When the last one sent away is to come."""
+
+    def wait(self) -> int:
+        """Whole seconds, at least one."""
+        now = self._clock()
+        self._last = min(now + self._LONGEST, max(now + 1, self._last) + 1 / self._PER_SECOND)
+        return int(self._last - now)
 
 
 class Rates:
