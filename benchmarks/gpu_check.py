@@ -54,7 +54,8 @@ def child(arguments) -> None:
 
     tell = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print goes elsewhere
-    context = Context(torch.device(arguments.device), arguments.device == "cpu", arguments.quick, _json(arguments.roof))
+    device = torch.device("cpu" if arguments.device == "cpu" else "cuda:0")
+    context = Context(device, arguments.device == "cpu", arguments.quick, _json(arguments.roof))
     torch.manual_seed(time.time_ns() % 2**31 if arguments.seed is None else arguments.seed)
     items = importlib.import_module(SECTIONS[arguments.section][0]).items(context)
     tell.write(json.dumps({"items": [name for name, _ in items], "seed": torch.initial_seed()}) + "\n")

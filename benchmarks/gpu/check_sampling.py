@@ -136,7 +136,7 @@ def _statistics(context: Context) -> Record:
     logits, n = torch.randn(12, device=context.device), 200_000
     wide = torch.full((1, 1024), -math.inf, device=context.device)
     wide[0, :12] = logits
-    key = torch.arange(n, device=context.device) * 0x9E3779B97F4A7C15
+    key = torch.arange(n, device=context.device) * 0x1E3779B97F4A7C15
     ones, zeros = torch.ones(n, device=context.device), torch.zeros(n, device=context.device)
     free = torch.full((n,), 1024, dtype=torch.int32, device=context.device)
     token = choose(context, wide.repeat(n, 1), SampleRows(key, ones, free, ones, zeros), None, None).token

@@ -73,13 +73,15 @@ def choose(
     *,
     filtered: bool = True,
     logprobs: bool = False,
+    own: Tensor | None = None,
 ) -> Chosen:
     """A token per row of ``logits`` (fp32 [R, V]; changed in place), row by row in plain torch: the kernels' twin.
 
-    ``mask``: packed int32 [R, ceil(V / 32)]. ``filtered`` is only a promise that kernels use: that without it no row
-    has a top-k, top-p or min-p.
+    ``mask``: packed int32 [R, ceil(V / 32)]. ``own`` [R, V]: the logits under which ``logprobs`` are told; without it
+    those are ``logits`` before anything changes them. ``filtered`` is only a promise that kernels use: that without it
+    no row has a top-k, top-p or min-p.
     """
-    own = torch.log_softmax(logits, dim=-1) if logprobs else None
+    scores = torch.log_softmax(logits if own is None else own, dim=-1) if logprobs else None
     if edits is not None:
         apply_edits(logits, edits)
     if mask is not None:
@@ -90,7 +92,7 @@ def choose(
     for i, state in enumerate(status.tolist()):
         if state == OK:
             token[i] = _choose_row(logits[i], rows, i)
-    logprob = torch.zeros_like(peaks) if own is None else own.gather(1, token.long()[:, None])[:, 0]
+    logprob = torch.zeros_like(peaks) if scores is None else scores.gather(1, token.long()[:, None])[:, 0]
     return Chosen(token, status, logprob)
 
 

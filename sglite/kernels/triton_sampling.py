@@ -403,6 +403,7 @@ def choose(
     *,
     filtered: bool = True,
     logprobs: bool = False,
+    own: Tensor | None = None,
     candidates: int = CANDIDATES,
 ) -> Chosen:
     """See ``sampling.choose``. ``filtered=False`` promises that no row has a filter: four launches fewer.
@@ -410,7 +411,8 @@ def choose(
     ``candidates`` (a power of two) changes the speed, never the answer.
     """
     call = _Call(logits, rows, mask, candidates)
-    own = logits.clone() if logprobs and edits is not None else logits
+    if own is None:
+        own = logits.clone() if logprobs and edits is not None else logits
     if edits is not None:
         _edit(logits, edits)
     call.scan(own, filtered, logprobs)
@@ -421,11 +423,14 @@ def choose(
     return call.chosen
 
 
-def split_of(rows: int, vocabulary: int) -> tuple[int, int]:
-    """(tokens of a split, splits): enough programs to fill a GPU, and few enough splits to merge in one program."""
-    split = 4096
-    while split > 1024 and rows * -(-vocabulary // split) < 512:
-        split //= 2
+def split_of(vocabulary: int) -> tuple[int, int]:
+    """(tokens of a split, splits): enough programs to fill a GPU, and few enough splits to merge in one program.
+
+    The same for any number of rows, so that sums are added in the same order and a row's cut is the same in any batch.
+    """
+    split = 1024 if vocabulary < 1 << 16 else 2048
+    while -(-vocabulary // split) > 128:
+        split *= 2
     split = min(split, max(2 * _GROUP.value, _power(vocabulary)))
     return split, -(-vocabulary // split)
 
@@ -440,7 +445,7 @@ class _Call:
         self.masked, words = mask is not None, logits if mask is None else mask
         self.row = (logits, logits.stride(0), words, words.stride(0), self.vocabulary)
         self.filters = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
-        self.split, self.splits = split_of(self.count, self.vocabulary)
+        self.split, self.splits = split_of(self.vocabulary)
         self.block = min(self.split, 1024)
         self.groups = self.splits * self.split // _GROUP.value
         self.parts = self._empty(self.count, self.splits, 5)

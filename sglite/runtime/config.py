@@ -44,7 +44,7 @@ class EngineConfig:
     max_queue: int = _option(4096, "most waiting requests; more are refused")
     max_step_tokens: int = _option(2048, "most tokens computed in one step; longer prompts are chunked")
     deterministic: bool = _option(False, "equal bits in any batch, cache state and chunking, or refuse to start")
-    overlap: bool = _option(False, "finish a step's output while the next one runs")
+    overlap: bool = _option(False, "finish a step's output while the next one runs (always so on a GPU)")
     grammar: GrammarChoice = _option("llguidance", "engine for constrained decoding")
     jump_forward: bool = _option(True, "take tokens that a grammar forces without sampling them")
     seed: int = _option(0, "seed of requests that bring none")
@@ -77,6 +77,7 @@ class EngineConfig:
             kernels=kernels,
             weights=self.weights if self.weights != "auto" else ("int8" if kernels == "native" else "dense"),
             threads=self.threads or _usable_cores(),
+            overlap=self.overlap or device == "cuda",
         )
 
     def _kernels(self, device: str, native: bool) -> KernelChoice:

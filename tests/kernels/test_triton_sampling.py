@@ -68,7 +68,7 @@ def test_machine_code(call: Callable[[], None], target: str) -> None:
 def rows_of(n: int, vocabulary: int, params: SamplingParams) -> SampleRows:
     top_k = vocabulary if params.top_k == -1 else min(params.top_k, vocabulary)
     return SampleRows(
-        torch.arange(n) * 0x9E3779B97F4A7C15 % 2**62,
+        torch.arange(n) * 0x1E3779B97F4A7C15 % 2**62,
         torch.full((n,), params.temperature),
         torch.full((n,), top_k, dtype=torch.int32),
         torch.full((n,), params.top_p),

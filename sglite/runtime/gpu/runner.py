@@ -24,7 +24,7 @@ from sglite.kernels.sampling import Chosen, Edits, SampleRows
 from sglite.runtime.batch import PageTables, build_batch
 from sglite.runtime.gpu.buckets import Recent, bucket_of
 from sglite.runtime.gpu.device import Device
-from sglite.runtime.gpu.sampling import Asked, Sampled, asked, likeliest
+from sglite.runtime.gpu.sampling import Sampled, asked, likeliest, told_under
 from sglite.runtime.gpu.staging import flatten, layout_of, padded, unflatten
 from sglite.runtime.model import Model
 from sglite.runtime.plan import Row
@@ -51,6 +51,7 @@ class Choose(Protocol):
         *,
         filtered: bool = ...,
         logprobs: bool = ...,
+        own: Tensor | None = ...,
     ) -> Chosen: ...
 
 
@@ -137,8 +138,12 @@ class GpuRunner:
         with self._device.stream(), _memory(self._device):
             logits = self.model.logits(hidden)
             asks = asked(rows, logits.shape[1], mask)
-            top = likeliest(logits, rows)
-            chosen = self._chosen(logits, asks)
+            parameters, edits, words = asks.tensors(self._device.upload(asks.flat))
+            own = told_under(logits, rows, words)
+            top = likeliest(logits if own is None else own, rows)
+            chosen = self._choose(
+                logits, parameters, words, edits, filtered=asks.filtered, logprobs=asks.logprobs, own=own
+            )
             self._last[self._device.upload(np.array(slots, dtype=np.int64))] = chosen.token.long()
             answer = torch.stack([chosen.token, chosen.status, chosen.logprob.view(torch.int32)])
             fetch_top = None if top is None else self._device.download(top)
@@ -147,10 +152,6 @@ class GpuRunner:
     def close(self) -> None:
         """Forget the captured steps; nothing else outlives the runner."""
         self._steps.clear()
-
-    def _chosen(self, logits: Tensor, asks: Asked) -> Chosen:
-        parameters, edits, mask = asks.tensors(self._device.upload(asks.flat))
-        return self._choose(logits, parameters, mask, edits, filtered=asks.filtered, logprobs=asks.logprobs)
 
     def _run(self, batch: ForwardBatch) -> Tensor:
         on_device = unflatten(self._device.upload(flatten(batch)), layout_of(batch), batch)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sglite.kernels.sampling import NOT_FINITE, OK, Edits, SampleRows
+from sglite.kernels.sampling import NOT_FINITE, OK, Edits, SampleRows, unpacked
 from sglite.runtime.gpu.device import Array, ints
 from sglite.runtime.sampler import MIN_LOGPROB, BadLogitsError, Choice, SampleRow, row_key
 
@@ -67,10 +67,20 @@ def _edits(rows: Sequence[SampleRow]) -> tuple[npt.NDArray[np.int32], Floats]:
     """Arrays of ``Edits``: where int32 [2, E], how fp32 [2, E]."""
     wheres, hows = [np.empty((2, 0), dtype=np.int32)], [np.empty((2, 0), dtype=np.float32)]
     for i, row in enumerate(rows):
+        if not _edited(row):
+            continue
         tokens, how = _row_edits(row)
         wheres.append(np.stack([np.full(len(tokens), i), tokens]).astype(np.int32))
         hows.append(how)
     return np.concatenate(wheres, axis=1), np.concatenate(hows, axis=1)
+
+
+def _edited(row: SampleRow) -> bool:
+    """Most rows are not, and there may be hundreds a step."""
+    params = row.params
+    penalised = (params.frequency_penalty or params.presence_penalty) and row.output_counts
+    repeated = params.repetition_penalty != 1.0 and row.context_ids
+    return bool(row.banned or params.logit_bias or penalised or repeated)
 
 
 def _row_edits(row: SampleRow) -> tuple[npt.NDArray[np.int64], Floats]:
@@ -123,10 +133,20 @@ def _choice(
     return Choice(token) if row.top_logprobs is None else Choice(token, logprob, top)
 
 
-def likeliest(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor | None:
-    """The likeliest tokens of the rows that want some, under the model's own logits: int32 [n, 2, k], values as bits.
+def told_under(logits: Tensor, rows: Sequence[SampleRow], mask: Tensor | None) -> Tensor | None:
+    """The logits under which logprobs are told, where some rows want them under the mask; else None."""
+    wanting = [i for i, row in enumerate(rows) if row.constrained and row.top_logprobs is not None]
+    if mask is None or not wanting:
+        return None
+    own = logits.clone()
+    own[wanting] = own[wanting].masked_fill(~unpacked(mask[wanting], logits.shape[1]), -torch.inf)
+    return own
 
-    Taken before anything changes ``logits``. None where no row asks.
+
+def likeliest(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor | None:
+    """The likeliest tokens of the rows that want some, under these logits: int32 [n, 2, k], values as bits.
+
+    Taken before anything changes them. None where no row asks.
     """
     wanting = [i for i, row in enumerate(rows) if row.top_logprobs]
     if not wanting:
