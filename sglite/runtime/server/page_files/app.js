@@ -288,6 +288,11 @@ $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   run();
 });
+$("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  refreshStatus();
+  refreshPrograms();
+});
 $("stop").addEventListener("click", () => running && running.abort());
 $("refresh").addEventListener("click", refreshPrograms);
 $("file").addEventListener("change", openFile);
