@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from typing import Any, ClassVar
@@ -46,6 +47,8 @@ WHITESPACE: dict[Whitespace, dict[str, Any]] = {
         "whitespace_pattern": "\\n {0,16}| ",
     },
 }
+MAX_SECONDS = 0.5
+"""Of CPU time for one compilation. Real schemas of 55 KB take a tenth of it."""
 LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 
 
@@ -60,11 +63,15 @@ class LLGuidanceBackend:
         self.tokens = token_table(vocabulary, self._tokenizer)
 
     def compile(self, constraint: Constraint) -> LLGuidanceGrammar:
-        """Takes milliseconds, within llguidance's own limits on time and memory."""
+        """Takes milliseconds, within llguidance's own limits on time and memory, and ours on time."""
+        begun = time.thread_time()
         source = _grammar(constraint)
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise grammar_error(matcher.get_error(), constraint.kind)
+        if time.thread_time() - begun > MAX_SECONDS:  # its other masks would cost as much, on the engine's thread
+            message = f"{constraint.kind} takes too long to compile; make it smaller"
+            raise GrammarError(message, kind="limit", param=constraint.kind)
         return LLGuidanceGrammar(matcher, self.vocabulary, constraint, source)
 
 
