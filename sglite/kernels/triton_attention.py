@@ -147,6 +147,7 @@ def attend_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """One piece and one key head. A unit's only piece is its result, unless PARTIAL says that more is to come.
 
@@ -189,15 +190,15 @@ def attend_kernel(
         if WINDOW > 0:
             acc, highest, mass = _blocks(
                 acc, highest, mass, tile, position, k, v, pages, low, tl.minimum(plain, high), high, scale, softcap,
-                G * D, D, PAGE, WINDOW, SOFTCAP, True, BLOCK_N, BLOCK_D,
+                G * D, D, PAGE, WINDOW, SOFTCAP, True, BLOCK_N, BLOCK_D, PRECISION,
             )  # fmt: skip
         acc, highest, mass = _blocks(
             acc, highest, mass, tile, position, k, v, pages, plain, bare, high, scale, softcap,
-            G * D, D, PAGE, WINDOW, SOFTCAP, False, BLOCK_N, BLOCK_D,
+            G * D, D, PAGE, WINDOW, SOFTCAP, False, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
         acc, highest, mass = _blocks(
             acc, highest, mass, tile, position, k, v, pages, bare, high, high, scale, softcap,
-            G * D, D, PAGE, WINDOW, SOFTCAP, True, BLOCK_N, BLOCK_D,
+            G * D, D, PAGE, WINDOW, SOFTCAP, True, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
         acc = acc / tl.where(mass > 0, mass, 1.0)[:, None]
         if PARTIAL or tl.load(count + unit) > 1:
@@ -232,6 +233,7 @@ def _blocks(
     MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Online softmax over the keys [begin, end) in steps of BLOCK_N; only a MASKED step may reach beyond ``high``."""
     d = tl.arange(0, BLOCK_D)
@@ -252,7 +254,7 @@ def _blocks(
         else:
             keys = tl.load(k + slot[:, None] + d[None, :])
             values = tl.load(v + slot[:, None] + d[None, :])
-        score = tl.dot(tile, tl.trans(keys.to(tile.dtype)), input_precision="ieee") * scale
+        score = tl.dot(tile, tl.trans(keys.to(tile.dtype)), input_precision=PRECISION) * scale
         if SOFTCAP:
             score = (2 * tl.sigmoid(score * (2 / softcap)) - 1) * (softcap * 1.4426950408889634)
         if MASKED:
@@ -269,7 +271,7 @@ def _blocks(
         weight = tl.exp2(score - base_line[:, None])
         keep = tl.exp2(highest - base_line)
         mass = mass * keep + tl.sum(weight, axis=1)
-        acc = tl.dot(weight.to(tile.dtype), values.to(tile.dtype), acc * keep[:, None], input_precision="ieee")
+        acc = tl.dot(weight.to(tile.dtype), values.to(tile.dtype), acc * keep[:, None], input_precision=PRECISION)
         highest = top
     return acc, highest, mass
 

@@ -31,6 +31,11 @@ class Card:
     def has_fp8(self) -> bool:
         return self.generation >= 89
 
+    @property
+    def precision(self) -> str:
+        """How float32 is multiplied: as three products of tf32, whose error is float32's, or in full."""
+        return "tf32x3" if self.maker == "nvidia" else "ieee"
+
 
 A100 = Card("nvidia", 80, 108, 163 * _KIB)
 H200 = Card("nvidia", 90, 132, 227 * _KIB)
@@ -70,6 +75,7 @@ class Tile:
     d: int
     warps: int
     stages: int
+    precision: str
 
 
 def padded(size: int) -> int:
@@ -101,4 +107,4 @@ def _fitted(card: Card, m: int, n: int, d: int, itemsize: int, *, warps: int, pr
     while n > 16 and free < (1 + held) * 2 * n * d * itemsize:
         n //= 2
     ahead = min(2, max(1, free // (2 * n * d * itemsize) - held))
-    return Tile(m, n, d, warps, 2 if card.maker == "amd" else 2 * ahead + 1)
+    return Tile(m, n, d, warps, 2 if card.maker == "amd" else 2 * ahead + 1, card.precision)

@@ -66,6 +66,7 @@ def channel_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -81,7 +82,7 @@ def channel_kernel(
         w = tl.load(
             codes + n.to(tl.int64)[:, None] * K + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0.0
         )
-        acc = tl.dot(a, tl.trans(w.to(a.dtype)), acc, input_precision="ieee")
+        acc = tl.dot(a, tl.trans(w.to(a.dtype)), acc, input_precision=PRECISION)
     gain = tl.load(scale + n, mask=n < N, other=0.0)
     _finish(acc * gain[None, :], bias, y, m, n, rows, N, SPLIT, BIAS)
 
@@ -106,6 +107,7 @@ def group_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HALF: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """A step is two halves of HALF columns, so that both nibbles of a byte are used where they lie."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -139,8 +141,8 @@ def group_kernel(
             o1 = tl.load(offset + group + HALF // 32, mask=real, other=0.0)
         w0 = _widened(w0, s0, o0, OFFSET, BLOCK_N, HALF).to(a0.dtype)
         w1 = _widened(w1, s1, o1, OFFSET, BLOCK_N, HALF).to(a1.dtype)
-        acc = tl.dot(a0, tl.trans(w0), acc, input_precision="ieee")
-        acc = tl.dot(a1, tl.trans(w1), acc, input_precision="ieee")
+        acc = tl.dot(a0, tl.trans(w0), acc, input_precision=PRECISION)
+        acc = tl.dot(a1, tl.trans(w1), acc, input_precision=PRECISION)
     _finish(acc, bias, y, m, n, rows, N, SPLIT, BIAS)
 
 
@@ -271,6 +273,7 @@ def linear(x: Tensor, weight: ChannelLinear | GroupLinear, card: Card) -> Tensor
             BLOCK_M=tile.m,
             BLOCK_N=tile.n,
             BLOCK_K=tile.k,
+            PRECISION=card.precision,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -294,6 +297,7 @@ def linear(x: Tensor, weight: ChannelLinear | GroupLinear, card: Card) -> Tensor
             BLOCK_M=tile.m,
             BLOCK_N=tile.n,
             HALF=HALF,
+            PRECISION=card.precision,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )

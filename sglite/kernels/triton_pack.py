@@ -40,7 +40,7 @@ def _pack_channels(
     scale = weight.abs().amax(dim=1).clamp_min(1e-30) / limit
     codes = weight / scale.unsqueeze(1)
     codes = codes.clamp(-limit, limit) if dtype.is_floating_point else codes.round()
-    return ChannelLinear(*weight.shape, codes.to(dtype), scale, bias)
+    return ChannelLinear(weight.shape[0], weight.shape[1], codes.to(dtype), scale, bias)
 
 
 def _pack_groups(weights: Sequence[WeightSource], bias: Tensor | None, bits: int, device: torch.device) -> GroupLinear:

@@ -231,6 +231,7 @@ def _attend_pass(
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
         BLOCK_D=tile.d,
+        PRECISION=tile.precision,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
