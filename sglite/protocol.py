@@ -161,12 +161,14 @@ class Constraint:
 class ProgramInfo:
     """Which program and which of its branches a request belongs to, so the scheduler can serve whole programs.
 
-    ``last`` says the program will make no further call on this branch.
+    ``last`` says the program will make no further call on this branch; ``ahead`` how many it will still make on all
+    its branches after this one, as far as that is known beforehand.
     """
 
     program: str
     branch: str = ""
     last: bool = False
+    ahead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglite.errors import ProgramError
 from sglite.lang.bodies import run_in_task, run_in_thread
+from sglite.lang.foresight import NOTHING_FORESEEN, foresee
 from sglite.lang.options import Options
 from sglite.lang.prefix import warm
 from sglite.lang.state import ProgramState
@@ -85,6 +86,7 @@ class _Batch:
         self._slots = threading.Semaphore(in_flight)
         self._done = Signal()
         self._stopped = False
+        self._foresight = NOTHING_FORESEEN
         self._home = background()
 
     def states(self) -> Iterator[ProgramState]:
@@ -101,6 +103,7 @@ class _Batch:
 
     def _begin(self) -> None:
         if len(self._results) > 1:
+            self._foresight = foresee(self._program)
             asyncio.run_coroutine_threadsafe(warm(self._program, self._backend), self._home.loop).result()
         if self._program.is_async:
             for _ in range(self._tasks):
@@ -133,7 +136,9 @@ class _Batch:
             index, call = self._waiting.popleft()
         except IndexError:
             return None
-        state, arguments = self._program.prepare(*call, self._options, self._backend, self._home)
+        state, arguments = self._program.prepare(
+            *call, self._options, self._backend, self._home, foresight=self._foresight
+        )
         self._running[index] = state
         if self._stopped:
             state.cancel()

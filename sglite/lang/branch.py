@@ -75,6 +75,7 @@ class Branch:
         self._task: asyncio.Task[None] | None = None
         self._request_id: str | None = None
         self._program = ProgramInfo(run.id, name)
+        self._foreseen = iter(run.foresight.get(name, ()))
         self._called = False
         self._children: list[weakref.ref[Branch]] = []
 
@@ -210,11 +211,14 @@ class Branch:
         return call
 
     def program(self) -> ProgramInfo:
-        if self.ended and not any(type(item[0]) in _LEADING_TO_CALLS for item in self._queue):
-            self._called = False
-            return ProgramInfo(self.run.id, self.name, last=True)
-        self._called = True
-        return self._program
+        """What the requests of the next gen or select say of their place in the program."""
+        info, foreseen = self._program, next(self._foreseen, None)
+        if foreseen is not None:
+            info = ProgramInfo(self.run.id, self.name, *foreseen)
+        elif self.ended and not any(type(item[0]) in _LEADING_TO_CALLS for item in self._queue):
+            info = ProgramInfo(self.run.id, self.name, last=True)
+        self._called = not info.last
+        return info
 
     # ---- working through the queue
 

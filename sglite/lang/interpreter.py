@@ -160,11 +160,11 @@ def _publish(branch: Branch, generation: Generation) -> None:
 
 async def _select(branch: Branch, node: n.Select, variable: Variable, site: Site | None) -> None:
     branch.turns.generated()
-    info = branch.run.known_info
+    info, program = branch.run.known_info, branch.program()
 
     async def send(prompt: Prompt, **request: Any) -> list[Chunk]:
         call = branch.start_call("select", node.name, site)
-        made = scoring_request(call.request_id, prompt, info, program=branch.program(), **request)
+        made = scoring_request(call.request_id, prompt, info, program=program, **request)
         return await branch.run.traffic.send(lambda: gather(call, branch.run.backend.generate(made)))
 
     decision = await decide(node, branch.transcript.prompt(), info, send)

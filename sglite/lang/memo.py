@@ -36,7 +36,7 @@ class PerBackend(Generic[T]):
 
 def remembered(make: Callable[P, T]) -> Callable[P, T]:
     """For functions that make immutable things: the same arguments, as in a loop, give the same one again."""
-    known = lru_cache(1024, typed=True)(make)
+    known: Callable[..., T] = lru_cache(1024, typed=True)(make)
 
     @wraps(make)
     def made(*args: P.args, **kwargs: P.kwargs) -> T:

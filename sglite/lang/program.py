@@ -13,6 +13,7 @@ from sglite.errors import ProgramError, UnsupportedError
 from sglite.lang.batch import run_batch
 from sglite.lang.bodies import await_body, bodies, ended, run_in_task, run_in_thread
 from sglite.lang.branch import Branch
+from sglite.lang.foresight import NOTHING_FORESEEN, Foresight
 from sglite.lang.options import NAMES, Options, given_options
 from sglite.lang.prefix import cache
 from sglite.lang.run import Run, as_backend
@@ -131,10 +132,12 @@ class Program:
         home: Home,
         *,
         stream: bool = False,
+        foresight: Foresight = NOTHING_FORESEEN,
     ) -> tuple[ProgramState, inspect.BoundArguments]:
         """A fresh state and the function's arguments. Raises ProgramError naming an argument that does not fit."""
         arguments = self.arguments(args, kwargs)
-        return ProgramState(Branch(Run(backend, home, options, self.name, stream=stream), "")), arguments
+        run = Run(backend, home, options, self.name, stream=stream, foresight=foresight)
+        return ProgramState(Branch(run, "")), arguments
 
     def split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Options]:
         """The function's own keywords, and the options that the others are."""

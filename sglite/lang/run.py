@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from sglite.chat import Frames
-from sglite.errors import ProgramError, SgliteError
+from sglite.errors import ProgramError
 from sglite.lang.calls import ProgramTrace
+from sglite.lang.foresight import NOTHING_FORESEEN, Foresight
 from sglite.lang.memo import PerBackend
 from sglite.lang.options import Options
 from sglite.lang.traffic import traffic_of
@@ -25,16 +27,27 @@ _infos: PerBackend[ModelInfo] = PerBackend()
 class Run:
     """``changed`` is notified when a name appears and when the body is over."""
 
-    def __init__(self, backend: Backend, home: Home, options: Options, function: str, *, stream: bool) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        home: Home,
+        options: Options,
+        function: str,
+        *,
+        stream: bool,
+        foresight: Foresight = NOTHING_FORESEEN,
+    ) -> None:
         self.id = os.urandom(16).hex()
         self.backend = backend
         self.home = home
         self.options = options
         self.stream = stream
+        self.foresight = foresight
         self.info = _infos.get(backend)
         self.answer: Callable[[GenerateRequest], Iterable[Chunk]] | None = getattr(backend, "answer", None)
         """Where the backend never waits: a whole answer at once (see AnswersAtOnce)."""
         self._keeps = callable(getattr(backend, "end_program", None))
+        self._ended: deque[str] = deque()
         self.traffic = traffic_of(backend)
         self.trace = ProgramTrace(self.id, function)
         self.changed = Signal()
@@ -43,13 +56,24 @@ class Run:
 
     def tell_end(self, branch: str) -> None:
         """No call comes from ``branch`` any more. From any thread; backends that keep nothing are not told."""
-        if self._keeps:
+        if not self._keeps:
+            return
+        self._ended.append(branch)
+        if len(self._ended) == 1:
             with suppress(ProgramError):  # the loop is gone, and nothing can be told any more
-                self.home.call(self.home.start, self._end(branch))
+                self.home.call(self._tell_ends)
 
-    async def _end(self, branch: str) -> None:
-        with suppress(SgliteError):  # it may be closed already
-            await end_program(self.backend, self.id, branch)
+    def _tell_ends(self) -> None:
+        self.home.start(self._end_all())
+
+    async def _end_all(self) -> None:
+        """Branches that end together are told together: nothing need be said of those below others."""
+        while self._ended:
+            ended = sorted({self._ended.popleft() for _ in range(len(self._ended))})
+            for branch in ended:
+                if not any(_is_below(branch, other) for other in ended):
+                    with suppress(Exception):  # a courtesy: programs do not depend on it
+                        await end_program(self.backend, self.id, branch)
 
     async def load(self) -> None:
         """Asks the backend about its model, once per backend."""
@@ -69,6 +93,10 @@ class Run:
             info = self.known_info
             self._frames = frames_of(_template(info), info.bos_token, info.eos_token)
         return self._frames
+
+
+def _is_below(branch: str, other: str) -> bool:
+    return branch != other and (other == "" or branch.startswith(f"{other}."))
 
 
 def forget_info(backend: Backend) -> None:

@@ -7,6 +7,7 @@ and then wakes.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import threading
@@ -16,6 +17,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 from sglite.errors import ProgramError
+
+_LAST_SECONDS = 2.0
 
 
 class Signal:
@@ -120,6 +123,14 @@ class Home:
         self._working.discard(task)
         then(task)
 
+    async def close(self) -> None:
+        """Cancels what was started here, and stops the loop when all of it has ended."""
+        while self._working:
+            for task in self._working:
+                task.cancel()
+            await asyncio.wait(self._working)
+        self.loop.stop()
+
     def refuse_blocking(self, what: str) -> None:
         if self.here:
             raise ProgramError(f"{what} would block the event loop that has to produce it; await it instead")
@@ -141,13 +152,24 @@ def background() -> Home:
     thread.start()
     started.wait()
     assert thread.ident is not None
-    return Home(loop, thread.ident)
+    home = Home(loop, thread.ident)
+    atexit.register(_end, home, thread)
+    return home
 
 
 def _serve(loop: asyncio.AbstractEventLoop, started: threading.Event) -> None:
     asyncio.set_event_loop(loop)
     loop.call_soon(started.set)
     loop.run_forever()
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+def _end(home: Home, thread: threading.Thread) -> None:
+    """With the process: what still runs is cancelled and closes what it has open, instead of being torn off."""
+    if thread.is_alive():  # not in a forked child
+        asyncio.run_coroutine_threadsafe(home.close(), home.loop)
+        thread.join(_LAST_SECONDS)
 
 
 def running_home() -> Home:

@@ -28,13 +28,14 @@ class Standing:
     """What a rank is made of. A request without a program is one of its own.
 
     ``arrival`` is the program's, ``attained`` how many tokens were computed for it so far; ``resident`` says that it
-    keeps a prefix in the cache.
+    keeps a prefix in the cache; ``ahead`` how many calls it is known to make after this one.
     """
 
     priority: int
     resident: bool
     arrival: int
     attained: int
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,12 @@ def by_arrival(standing: Standing) -> Rank:
 
 def least_attained(standing: Standing) -> Rank:
     """Programs with a prefix to lose first, so that they end and make room; then those that had little so far, as they
-    are likely short; of about equal residents the oldest. Newcomers that had nothing yet are all equal."""
+    are likely short; of about equal residents those that are known to have least ahead, then the oldest. Newcomers that
+    had nothing yet are all equal."""
     level = (standing.attained // QUANTUM).bit_length()
     arrival = standing.arrival if standing.resident or standing.attained else 0
-    return (-standing.priority, int(not standing.resident), level, arrival)
+    ahead = standing.ahead if standing.resident else 0
+    return (-standing.priority, int(not standing.resident), level, ahead, arrival)
 
 
 def longest_prefix(front: Sequence[Candidate]) -> list[int]:

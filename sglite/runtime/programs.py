@@ -164,7 +164,11 @@ class Programs:
         return self._programs.pop(key)
 
     def _rank(self, sequence: Sequence, program: Program, *, resident: bool) -> Rank:
-        return self._policy.rank(Standing(sequence.request.priority, resident, program.arrival, program.attained))
+        info = sequence.request.program
+        ahead = info.ahead or 0 if info else 0
+        return self._policy.rank(
+            Standing(sequence.request.priority, resident, program.arrival, program.attained, ahead)
+        )
 
     def _prefix(self, sequence: Sequence) -> bytes:
         return sequence.prefix() if self._policy.by_prefix else b""

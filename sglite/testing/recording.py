@@ -16,7 +16,7 @@ from typing import Any
 
 from sglite.codec import decode, decode_error, encode, encode_error
 from sglite.errors import NotFoundError, RequestError
-from sglite.protocol import Backend, Chunk, GenerateRequest, ModelInfo
+from sglite.protocol import Backend, Chunk, GenerateRequest, ModelInfo, end_program
 
 
 def record(backend: Backend, path: str | Path) -> Recorder:
@@ -63,6 +63,9 @@ class Recorder:
 
     async def flush_cache(self) -> None:
         await self._backend.flush_cache()
+
+    async def end_program(self, program: str, branch: str = "", *, namespace: str = "") -> None:
+        await end_program(self._backend, program, branch, namespace=namespace)
 
     async def aclose(self) -> None:
         await self._backend.aclose()

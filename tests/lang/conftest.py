@@ -28,6 +28,17 @@ ANSWERS: Answers = {
     "cjk?": "日本 🎉 ok",
     "a:": "red",
     "b:": "blue",
+    "Italy?\nA:": " Rome\n\nQ: The next question?",
+    "Thought 1:": " I look it up.\nAction 1: Search[the tower]\nObservation 1: invented",
+    "Thought 2:": " I know.\nAction 2: Finish[Paris]\nObservation 2: invented",
+    "profile?": '{"name": "Ada", "age": 36}',
+    "sum?": '{"name": "add", "arguments": {"a": 2, "b": 3}}',
+    "product?": '{"name": "multiply", "arguments": {"a": 2, "b": 3}}',
+    "half?": "0.5",
+    "true?": "True",
+    "greeting?": '"hello"',
+    "tip 0?": " Eat well.",
+    "tip 1?": " Sleep well.",
 }
 ASSISTANT = b"<|im_start|>assistant\n"
 

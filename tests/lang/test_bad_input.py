@@ -61,6 +61,23 @@ def test_nothing_is_appended_after_a_join() -> None:
     raised(late, match="ended")
 
 
+def test_nothing_is_forked_after_the_end() -> None:
+    def late(s):
+        forks = s.fork(2)
+        forks.join()
+        forks[1].fork(2)
+
+    raised(late, match="ended")
+    state = sgl.function(lambda s: None).run()
+    with pytest.raises(ProgramError, match="ended"):
+        state.fork(2)
+
+
+@pytest.mark.parametrize(("choices", "match"), [([], "at least one"), (["yes", "yes"], "'yes' is there twice")])
+def test_select_refuses_choices_that_are_none(choices, match) -> None:
+    raised(lambda s: s.append("x" + sgl.select("x", choices)), match=match)
+
+
 def test_a_group_is_joined_once() -> None:
     def twice(s):
         forks = s.fork(2)

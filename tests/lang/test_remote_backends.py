@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -113,6 +115,28 @@ def test_the_models_description_crosses_http() -> None:
     assert mock.flushes == 1
 
 
+def test_the_end_of_a_program_crosses_http() -> None:
+    class Keeping(MockBackend):
+        ends: ClassVar[list[tuple[str, str, str]]] = []
+
+        async def end_program(self, program: str, branch: str = "", *, namespace: str = "") -> None:
+            self.ends.append((program, branch, namespace))
+
+    async def end(backend: Backend) -> None:
+        endpoint = over_http(backend)
+        await endpoint.end_program("p", "0.1")
+        await endpoint.end_program("p")
+        with pytest.raises(errors.InvalidRequestError, match="program"):
+            await endpoint.end_program(3)  # type: ignore[arg-type]
+        await endpoint.aclose()
+        await endpoint.end_program("too late")
+
+    backend = Keeping()
+    asyncio.run(end(backend))
+    assert [(program, branch) for program, branch, _ in backend.ends] == [("p", "0.1"), ("p", "")]
+    asyncio.run(over_http(MockBackend()).end_program("p"))  # a backend that keeps nothing is not asked
+
+
 REFUSALS = [
     errors.InvalidRequestError("bad", param="top_p"),
     errors.ContextLengthError("too long", param="prompt"),
@@ -198,6 +222,33 @@ def test_programs_run_over_a_real_socket() -> None:
         assert (state["a"], state["b"], state["all"]) == ("fine", "no", ["fine"] * 3)
         assert len({r.program.program for r in mock.requests if r.program}) == 1
         asyncio.run(endpoint.aclose())
+
+
+ENDING = """
+import time
+
+import sglite as sgl
+
+backend = sgl.RuntimeEndpoint({url!r})
+
+
+@sgl.function
+def program(s):
+    s += "a" + sgl.gen("x")
+
+
+states = [program.run(backend=backend, stream=True) for _ in range(20)]
+time.sleep({seconds})
+"""
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05])
+def test_a_process_that_ends_in_the_middle_of_its_requests_ends_quietly(seconds: float) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = ENDING.format(url=f"http://127.0.0.1:{silent.getsockname()[1]}", seconds=seconds)
+        command = [sys.executable, "-W", "default", "-c", source]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stderr == ""
 
 
 # ------------------------------------------------------------------------------------------------------------- OpenAI

@@ -304,3 +304,35 @@ def test_a_backend_hears_of_each_branch_that_ends() -> None:
     assert backend.told.acquire(timeout=60)
     name = backend.requests[0].program.program
     assert backend.ends == [(name, "1"), (name, "")], "a branch that never called is not mentioned"
+
+
+def test_a_program_that_ends_as_a_whole_is_told_once() -> None:
+    backend = Keeping()
+
+    @sgl.function
+    async def program(s):
+        s += "a" + sgl.gen("a")
+        forks = s.fork(3)
+        forks += sgl.gen("b")
+        for fork in forks:
+            await fork.get("b")
+
+    program.run(backend=backend)
+    program.run(backend=backend)
+    for _ in range(2):
+        assert backend.told.acquire(timeout=60)
+    first, second = dict.fromkeys(request.program.program for request in backend.requests)
+    assert backend.ends == [(first, ""), (second, "")], "and not each of its branches"
+
+
+def test_a_backend_that_cannot_be_told_disturbs_nobody() -> None:
+    class Broken(Keeping):
+        async def end_program(self, program: str, branch: str = "", *, namespace: str = "") -> None:
+            await super().end_program(program, branch)
+            raise RuntimeError("lost")
+
+    backend = Broken()
+    program = sgl.function(lambda s: s.append("a" + sgl.gen("a")))
+    assert [program.run(backend=backend)["a"] for _ in range(2)] == ["x", "x"]
+    for _ in range(2):
+        assert backend.told.acquire(timeout=60)

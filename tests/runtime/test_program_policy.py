@@ -67,6 +67,18 @@ def test_siblings_start_one_after_the_other():
     assert order_of_start(engine, blocker, *calls)[1:] == [calls[i] for i in (0, 3, 1, 4, 2, 5)]
 
 
+def test_of_two_residents_the_one_with_fewer_calls_ahead_goes_first():
+    engine = FakeEngine(max_running=1, policy="program")
+    for name in "ab":
+        call(engine, name, [ord(name)] * 5)
+        engine.run()
+    blocker = call(engine, "z", [2] * 5, 4)
+    engine.step()
+    ahead = {"a": 2, "b": 1}
+    a, b = (engine.submit([ord(n)] * 9, 2, program=ProgramInfo(n, ahead=ahead[n])) for n in "ab")
+    assert order_of_start(engine, blocker, a, b) == [blocker, b, a]
+
+
 def test_without_the_policy_programs_are_just_requests():
     engine = FakeEngine(max_running=1, policy="fcfs")
     call(engine, "first", [1] * 5)

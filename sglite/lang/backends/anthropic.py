@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import httpx
 
 from sglite.chat import MESSAGES
-from sglite.errors import InvalidRequestError, RequestError, UnsupportedError
+from sglite.errors import InvalidRequestError, RequestError
 from sglite.lang.backends.client import Client
+from sglite.lang.backends.service import Service, messages_of
 from sglite.lang.backends.service import api_key as find_key
-from sglite.lang.backends.service import check, messages_of, prefilled
 from sglite.protocol import Capabilities, Chunk, Finish, GenerateRequest, ModelInfo, SamplingParams, Usage
 
 _VERSION = "2023-06-01"
@@ -25,7 +25,7 @@ _FINISH: Mapping[str, Finish] = {
 _DEFAULT = SamplingParams()
 
 
-class Anthropic:
+class Anthropic(Service):
     """A Claude model. ``api_key`` defaults to ANTHROPIC_API_KEY. The service takes one sample per request, continues
     begun answers, and has neither constraints nor logprobs: those are refused with UnsupportedError."""
 
@@ -46,24 +46,13 @@ class Anthropic:
         }
         self._client = Client(base_url, headers, timeout=timeout, retries=retries, transport=transport)
         capabilities = Capabilities(chat_only=True, n=False, sampling=_SAMPLING)
-        self._info = ModelInfo(model_name, context_length, chat_template=MESSAGES, capabilities=capabilities)
+        super().__init__(ModelInfo(model_name, context_length, chat_template=MESSAGES, capabilities=capabilities))
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        check(request, self._info)
-        if request.sampling.max_new_tokens == 0:
-            for chunk in prefilled(request):
-                yield chunk
-            return
+    async def _answer(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         events = self._client.events("/messages", self._body(request), is_last=_is_last)
         async with aclosing(events):
             async for chunk in _read(events):
                 yield chunk
-
-    async def info(self) -> ModelInfo:
-        return self._info
-
-    async def flush_cache(self) -> None:
-        raise UnsupportedError("the service has no cache that it would let us flush")
 
     async def aclose(self) -> None:
         await self._client.aclose()

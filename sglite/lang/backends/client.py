@@ -45,6 +45,7 @@ class Client:
         self._headers = dict(headers or {})
         self._timeout = httpx.Timeout(timeout, connect=10.0, pool=None)
         self._retries = retries
+        self.closed = False
         self._transport = transport
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
@@ -74,6 +75,7 @@ class Client:
         raise RequestError(f"{self.base_url} ended its stream without saying why")
 
     async def aclose(self) -> None:
+        self.closed = True
         pools, here = list(self._pools.items()), asyncio.get_running_loop()
         self._pools.clear()
         for loop, pool in pools:

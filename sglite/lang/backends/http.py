@@ -51,5 +51,11 @@ class RuntimeEndpoint:
     async def flush_cache(self) -> None:
         await self._client.post("/flush_cache")
 
+    async def end_program(self, program: str, branch: str = "", *, namespace: str = "") -> None:
+        """See ``protocol.KeepsPrograms``. Once this endpoint is closed nothing is sent."""
+        if not self._client.closed:
+            body = {"program": program, "branch": branch, "namespace": namespace}
+            await self._client.post("/v1/sglite/end_program", body)
+
     async def aclose(self) -> None:
         await self._client.aclose()

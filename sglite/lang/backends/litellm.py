@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from sglite.chat import MESSAGES
-from sglite.errors import ConfigError, RequestError, SgliteError, UnsupportedError
+from sglite.errors import ConfigError, RequestError, SgliteError
 from sglite.lang.backends import openai_wire as wire
 from sglite.lang.backends.client import service_error
-from sglite.lang.backends.service import check, messages_of, prefilled
+from sglite.lang.backends.service import Service, messages_of
 from sglite.protocol import Capabilities, Chunk, GenerateRequest, ModelInfo
 
 
-class LiteLLM:
+class LiteLLM(Service):
     """``LiteLLM("provider/model")``; further keywords go to every call of ``litellm.acompletion``.
 
     Needs the optional package: raises ConfigError that says how to get it.
@@ -32,26 +32,12 @@ class LiteLLM:
         capabilities = Capabilities(
             constraints=wire.CONSTRAINTS["openai"], logprobs=True, chat_only=True, sampling=wire.COMMON
         )
-        self._info = ModelInfo(model_name, context_length, chat_template=MESSAGES, capabilities=capabilities)
+        super().__init__(ModelInfo(model_name, context_length, chat_template=MESSAGES, capabilities=capabilities))
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        check(request, self._info)
-        if request.sampling.max_new_tokens == 0:
-            for chunk in prefilled(request):
-                yield chunk
-            return
+    async def _answer(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         async with aclosing(self._events(request)) as events:
             async for chunk in wire.read_stream(events, request.sampling.n):
                 yield chunk
-
-    async def info(self) -> ModelInfo:
-        return self._info
-
-    async def flush_cache(self) -> None:
-        raise UnsupportedError("the service has no cache that it would let us flush")
-
-    async def aclose(self) -> None:
-        return
 
     async def _events(self, request: GenerateRequest) -> Any:
         fields = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -12,15 +12,15 @@ from sglite.chat import MESSAGES, find_chat_template
 from sglite.errors import UnsupportedError
 from sglite.lang.backends import openai_wire as wire
 from sglite.lang.backends.client import Client
+from sglite.lang.backends.service import Service, messages_of
 from sglite.lang.backends.service import api_key as find_key
-from sglite.lang.backends.service import check, messages_of, prefilled
 from sglite.protocol import Capabilities, Chunk, GenerateRequest, ModelInfo, prompt_text
 
 _OPENAI = "https://api.openai.com/v1"
 _COMPLETION_MODELS = frozenset({"gpt-3.5-turbo-instruct", "davinci-002", "babbage-002"})
 
 
-class OpenAI:
+class OpenAI(Service):
     """A model behind an OpenAI-compatible API.
 
     ``is_chat_model=False`` uses ``/completions`` with the prompt as text, rendered with ``chat_template`` (a registered
@@ -53,9 +53,8 @@ class OpenAI:
         if self._chat and chat_template is not None:
             raise UnsupportedError("a chat model's service renders its own template", param="chat_template")
         template = MESSAGES if self._chat else chat_template and find_chat_template(chat_template)
-        self._info = ModelInfo(
-            model_name, context_length, chat_template=template, capabilities=self._capabilities(self._chat, dialect)
-        )
+        capabilities = self._capabilities(self._chat, dialect)
+        super().__init__(ModelInfo(model_name, context_length, chat_template=template, capabilities=capabilities))
 
     @staticmethod
     def _capabilities(chat: bool, dialect: wire.Dialect) -> Capabilities:
@@ -66,12 +65,7 @@ class OpenAI:
             sampling=wire.SAMPLING[dialect],
         )
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        check(request, self._info)
-        if request.sampling.max_new_tokens == 0:
-            for chunk in prefilled(request):
-                yield chunk
-            return
+    async def _answer(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         path, fields = self._chat_call(request) if self._chat else self._completion_call(request)
         body = {
             "model": self._info.name,
@@ -83,12 +77,6 @@ class OpenAI:
         async with aclosing(self._client.events(path, body)) as events:
             async for chunk in wire.read_stream(events, request.sampling.n):
                 yield chunk
-
-    async def info(self) -> ModelInfo:
-        return self._info
-
-    async def flush_cache(self) -> None:
-        raise UnsupportedError("the service has no cache that it would let us flush")
 
     async def aclose(self) -> None:
         await self._client.aclose()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import fields
 from typing import Any
 
@@ -13,6 +16,36 @@ from sglite.protocol import Chunk, Finish, GenerateRequest, ModelInfo, Prompt, S
 ALWAYS = frozenset({"n", "max_new_tokens"})
 UNKNOWN_ID = -1
 """Services tell a token's text, not its id."""
+
+
+class Service(ABC):
+    """A backend over somebody else's service: what that lacks is refused before anything is sent."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._info = info
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        check(request, self._info)
+        if request.sampling.max_new_tokens == 0:
+            for chunk in prefilled(request):
+                yield chunk
+            return
+        async with aclosing(self._answer(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    @abstractmethod
+    def _answer(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+        """The answer to a request that the service can honour, and that is for at least one token."""
+
+    async def info(self) -> ModelInfo:
+        return self._info
+
+    async def flush_cache(self) -> None:
+        raise UnsupportedError("the service has no cache that it would let us flush")
+
+    async def aclose(self) -> None:
+        return
 
 
 def check(request: GenerateRequest, info: ModelInfo) -> None:
