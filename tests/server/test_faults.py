@@ -93,7 +93,9 @@ def test_another_method_is_a_405_that_names_the_right_one(call: Call, path: str,
     assert "POST" in response.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/nope", "/generate/x", "/docs", "/..%2f..%2fetc/passwd"])
+@pytest.mark.parametrize(
+    "path", ["/nope", "/ui/", "/ui/../app.js", "/v1", "/v1/nope", "/generate/x", "/docs", "/..%2f..%2fetc/passwd"]
+)
 def test_an_unknown_path_is_a_404(call: Call, path: str) -> None:
     refused(call("GET", path), 404)
 

@@ -149,8 +149,10 @@ class TestPage:
         @sgl.function
         def program(s):
             s += "a long beginning that is shared by all:\n" + sgl.gen("x", max_tokens=8)
-            for branch in s.fork(2):
+            branches = s.fork(2)
+            for branch in branches:
                 branch += "more:" + sgl.gen("y", regex="[a-c]{2}forced", max_tokens=20)
+            branches.join()
             s += sgl.gen("z", max_tokens=4)
 
         program.run(backend=sgl.RuntimeEndpoint(url)).text()
