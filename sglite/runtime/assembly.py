@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from sglite.errors import ConfigError
-from sglite.kernels import get_ops
+from sglite.kernels import draws, get_ops
 from sglite.protocol import Capabilities, ModelInfo, SamplingParams
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.core import EngineCore
@@ -175,6 +175,7 @@ class _Cpu:
             slots=config.max_running,
             context_length=config.context_length,
             overlap=config.overlap,
+            choose=model.choose if isinstance(model, Decoder) else draws.choose,
         )
 
 

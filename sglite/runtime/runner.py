@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sglite.kernels import draws
+from sglite.kernels.draws import Choose
 from sglite.runtime.batch import PageTables, build_batch
 from sglite.runtime.model import Model
 from sglite.runtime.plan import Row
@@ -74,8 +76,10 @@ class Runner:
         slots: int,
         context_length: int,
         overlap: bool = False,
+        choose: Choose = draws.choose,
     ) -> None:
         self.model = model
+        self._choose = choose
         self.overlaps = overlap
         self._device = device
         self._page_size = page_size
@@ -105,7 +109,7 @@ class Runner:
     def sample(
         self, hidden: Tensor, rows: Sequence[SampleRow], slots: Sequence[int], mask: npt.NDArray[np.int32] | None
     ) -> Sampled:
-        return _Chosen(sample(self.logits(hidden), rows, mask))
+        return _Chosen(sample(self.logits(hidden), rows, mask, self._choose))
 
     def close(self) -> None:
         if self._thread is not None:

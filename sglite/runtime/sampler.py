@@ -1,8 +1,7 @@
 """From logits to tokens: masks, penalties, the usual filters, and randomness that depends on nothing but the row.
 
 A row's random number is a hash of (seed, sample index, position), so the same request draws the same tokens alone
-and in any batch. All-greedy batches take one argmax; the other rows are filtered one by one, since their parameters
-differ and each touches only its likeliest tokens.
+and in any batch. What is drawn with it is the business of ``kernels.draws`` and its faster twins.
 """
 
 from __future__ import annotations
@@ -11,18 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sglite.kernels import draws
+from sglite.kernels.draws import Choose, Draw, PackedMask, unpack_mask
 from sglite.protocol import SamplingParams
 
 MIN_LOGPROB = -9999.0
 """Floor for logprobs of impossible tokens: JSON has no infinity."""
-
-_SHORTLIST = 1024
-"""Top-p and min-p look at this many likeliest tokens first; only flatter distributions pay for a full sort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +56,19 @@ class BadLogitsError(ArithmeticError):
 
 
 def sample(
-    logits: Tensor, rows: Sequence[SampleRow], mask: npt.NDArray[np.int32] | None = None
+    logits: Tensor, rows: Sequence[SampleRow], mask: PackedMask | None = None, choose: Choose = draws.choose
 ) -> list[Choice | BadLogitsError]:
     """One choice per row of ``logits`` (fp32 [R, V]; changed in place), a BadLogitsError where a row has none.
 
-    ``mask``: packed int32 [R, ceil(V / 32)], see ``grammar.base.MaskRow``.
+    ``mask``: see ``grammar.base.MaskRow``. ``choose``: another form of the same choice.
     """
     logprobs = _Logprobs(logits, rows)
     for row_logits, row in zip(logits, rows, strict=True):
         _penalise(row_logits, row)
     if mask is not None:
-        allowed = unpack_mask(mask, logits.shape[1], logits.device)
-        logprobs.restrict(rows, allowed)
-        logits.masked_fill_(~allowed, -math.inf)
-    best = torch.max(logits, dim=-1)
-    peaks, ids = best.values.tolist(), best.indices.tolist()
-    return [_choose(logits[i], row, peaks[i], ids[i], logprobs.of_row(i)) for i, row in enumerate(rows)]
-
-
-def unpack_mask(mask: npt.NDArray[np.int32], width: int, device: torch.device) -> Tensor:
-    """Packed int32 [R, W] -> bool [R, width], True where allowed."""
-    bits = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")[:, :width]
-    return torch.from_numpy(bits).to(device).bool()
+        logprobs.restrict(rows, mask)
+    tokens, peaks = choose(logits, mask, [_draw(row) for row in rows])
+    return [_choice(row, tokens[i], peaks[i], logprobs.of_row(i)) for i, row in enumerate(rows)]
 
 
 def logprobs_of(logits: Tensor, ids: Sequence[Sequence[int]], top: int) -> list[list[Choice]]:
@@ -119,11 +106,12 @@ class _Logprobs:
         asked = [i for i, row in enumerate(rows) if row.top_logprobs is not None]
         self._scores = dict(zip(asked, torch.log_softmax(logits[asked], dim=-1), strict=True)) if asked else {}
 
-    def restrict(self, rows: Sequence[SampleRow], allowed: Tensor) -> None:
-        """To what is allowed (bool [R, V]), for the rows that want them so."""
+    def restrict(self, rows: Sequence[SampleRow], mask: PackedMask) -> None:
+        """To what the mask allows, for the rows that want them so."""
         for i, scores in self._scores.items():
             if rows[i].constrained:
-                self._scores[i] = torch.log_softmax(scores.masked_fill(~allowed[i], -math.inf), dim=-1)
+                allowed = unpack_mask(mask[i : i + 1], len(scores), scores.device)[0]
+                self._scores[i] = torch.log_softmax(scores.masked_fill(~allowed, -math.inf), dim=-1)
 
     def of_row(self, i: int) -> Tensor | None:
         return self._scores.get(i)
@@ -145,10 +133,9 @@ def _penalise(logits: Tensor, row: SampleRow) -> None:
         logits[list(row.banned)] = -math.inf
 
 
-def _choose(logits: Tensor, row: SampleRow, peak: float, best: int, logprobs: Tensor | None) -> Choice | BadLogitsError:
+def _choice(row: SampleRow, token: int, peak: float, logprobs: Tensor | None) -> Choice | BadLogitsError:
     if not math.isfinite(peak):
         return BadLogitsError("the model's logits are not finite" if math.isnan(peak) else "no token is allowed here")
-    token = best if row.params.temperature == 0 or row.params.top_k == 1 else _draw(logits, row, peak)
     if logprobs is None:
         return Choice(token)
     assert row.top_logprobs is not None
@@ -157,47 +144,12 @@ def _choose(logits: Tensor, row: SampleRow, peak: float, best: int, logprobs: Te
     return Choice(token, max(float(logprobs[token]), MIN_LOGPROB), top, given)
 
 
-def _draw(logits: Tensor, row: SampleRow, peak: float) -> int:
-    """Inverse transform over the kept tokens: weights relative to the peak, so nothing overflows."""
+def _draw(row: SampleRow) -> Draw | None:
     params = row.params
-    weights = torch.exp((logits - peak) / params.temperature)
-    u = uniform(row.seed, row.index, row.position)
-    if params.top_k == -1 and params.top_p == 1.0 and params.min_p == 0.0:
-        return _invert(weights, u)
-    kept, ids = _likeliest(weights, params)
-    return int(ids[_invert(kept, u)])
-
-
-def _likeliest(weights: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """The tokens that survive top-k, then top-p, then min-p, in order of probability: (weights, ids)."""
-    vocabulary = weights.shape[0]
-    k = vocabulary if params.top_k == -1 else min(params.top_k, vocabulary)
-    total = float(weights.sum()) if k == vocabulary else None
-    kept, ids = torch.topk(weights, min(k, _SHORTLIST))
-    if k > _SHORTLIST and not _covers(kept, params, total):
-        kept, ids = torch.topk(weights, k)
-    mass = kept.cumsum(0)
-    whole = total if total is not None else float(mass[-1])
-    # a token stays while the mass before it is under top_p: the first one always does
-    stays = ((mass - kept) < params.top_p * whole) & (kept >= params.min_p * kept[0])
-    count = int(stays.sum())
-    return kept[:count], ids[:count]
-
-
-def _covers(kept: Tensor, params: SamplingParams, total: float | None) -> bool:
-    """Whether the shortlist already holds everything the filters would keep."""
-    if params.min_p > 0.0 and float(kept[-1]) < params.min_p * float(kept[0]):
-        return True
-    return params.top_p < 1.0 and total is not None and float(kept.sum()) >= params.top_p * total
-
-
-def _invert(weights: Tensor, u: float) -> int:
-    """The index where the cumulative weight passes u of the total; never one of weight 0."""
-    mass = weights.to(torch.float64).cumsum(0)
-    index = int(torch.searchsorted(mass, u * float(mass[-1]), right=True))
-    if index >= weights.shape[0]:
-        index = int(weights.nonzero()[-1])
-    return index
+    if params.temperature == 0 or params.top_k == 1:
+        return None
+    number = uniform(row.seed, row.index, row.position)
+    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, number)
 
 
 _MASK64 = (1 << 64) - 1

@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from shapes import batch_of
 from torch import Tensor
 
 from sglite.errors import ConfigError
+from sglite.kernels import draws
 from sglite.kernels.decoder import DecoderWeights, LayerWeights
+from sglite.kernels.draws import Draw
 from sglite.kernels.native import NativeOps, available, build
 from sglite.kernels.native.pack import NativeLinear, WeightFormat
 from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Ops
@@ -363,36 +367,75 @@ def sampler() -> NativeOps:
     return NativeOps(CPU, torch.bfloat16, "dense", 2)
 
 
+def packed(allowed: Tensor) -> np.ndarray:
+    padded = F.pad(allowed, (0, -allowed.shape[1] % 32))
+    return np.packbits(padded.numpy(), axis=1, bitorder="little").view(np.int32)
+
+
 @needs_native
 @pytest.mark.parametrize("width", [1, 15, 16, 33, 1000])
-def test_argmax_under_a_mask(sampler, width):
+def test_the_likeliest_under_a_mask(sampler, width):
     logits = torch.randn(9, width).round(decimals=1)  # with equal values
     allowed = torch.rand(9, width) < 0.3
-    packed = torch.zeros(9, -(-width // 32), dtype=torch.int64)
-    for column in range(width):
-        packed[:, column // 32] |= allowed[:, column].long() << (column % 32)
-    mask = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
-    ids, values = sampler.argmax(logits, mask)
+    ids, peaks = sampler.choose(logits, packed(allowed), [None] * 9)
     for row in range(9):
-        if not allowed[row].any():
-            assert ids[row] == -1
-            continue
         best = logits[row].masked_fill(~allowed[row], -math.inf)
-        assert values[row] == best.max()
-        assert ids[row] == (best == best.max()).nonzero()[0]
-    assert torch.equal(sampler.argmax(logits)[1], logits.amax(1))
+        assert peaks[row] == best.max()
+        if allowed[row].any():
+            assert ids[row] == (best == best.max()).nonzero()[0]
+    assert sampler.choose(logits, None, [None] * 9)[1] == logits.amax(1).tolist()
 
 
 @needs_native
-def test_argmax_shows_what_is_not_a_number(sampler):
+def test_what_is_not_a_number_shows(sampler):
     logits = torch.zeros(2, 50)
     logits[1, 20] = math.nan
-    _, values = sampler.argmax(logits)
-    assert values[0] == 0
-    assert values[1].isnan()
-    only_others = torch.full((2, 2), -1, dtype=torch.int32)
-    only_others[:, 0] &= ~(1 << 20)
-    assert sampler.argmax(logits, only_others)[1][1] == 0
+    peaks = sampler.choose(logits, None, [None, Draw(1.0, -1, 1.0, 0.0, 0.5)])[1]
+    assert peaks[0] == 0
+    assert math.isnan(peaks[1])
+    only_others = torch.ones(2, 50, dtype=torch.bool)
+    only_others[:, 20] = False
+    assert sampler.choose(logits, packed(only_others), [None] * 2)[1][1] == 0
+
+
+FILTERS = {
+    "none": (-1, 1.0, 0.0),
+    "top-k": (40, 1.0, 0.0),
+    "top-k beyond the vocabulary": (5000, 0.9, 0.0),
+    "top-k of two": (2, 1.0, 0.0),
+    "top-p": (-1, 0.9, 0.0),
+    "top-p of nearly all": (-1, 0.999999, 0.0),
+    "top-p of the first": (-1, 1e-9, 0.0),
+    "min-p": (-1, 1.0, 0.05),
+    "min-p of nothing": (-1, 1.0, 1e-9),
+    "all": (100, 0.95, 0.02),
+}
+
+
+@needs_native
+@pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
+@pytest.mark.parametrize("temperature", [0.02, 1.0, 30.0])
+def test_draws_are_those_of_plain_torch(sampler, filters, temperature):
+    """Where they differ, the number fell on a boundary of two tokens: the plain form draws the other just beside it."""
+    rows, width = 64, 3001
+    logits = 3 * torch.randn(rows, width)
+    logits[:, ::7] = -math.inf
+    mask = packed(torch.rand(rows, width) < 0.7)
+    numbers = torch.rand(rows, dtype=torch.float64).tolist()
+    ids = sampler.choose(logits.clone(), mask, [Draw(temperature, *filters, n) for n in numbers])[0]
+    around = [
+        draws.choose(
+            logits.clone(), mask, [Draw(temperature, *filters, min(max(n + e, 0), 1 - 1e-12)) for n in numbers]
+        )[0]
+        for e in (0, -1e-5, 1e-5)
+    ]
+    assert all(token in near for token, *near in zip(ids, *around, strict=True))
+    assert sum(token == same for token, same in zip(ids, around[0], strict=True)) >= rows - 3
+    alone = [
+        sampler.choose(logits[i : i + 1], mask[i : i + 1], [Draw(temperature, *filters, n)])[0][0]
+        for i, n in enumerate(numbers)
+    ]
+    assert alone == ids
 
 
 @needs_native

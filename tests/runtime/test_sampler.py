@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from sglite.kernels.draws import unpack_mask
 from sglite.protocol import SamplingParams
-from sglite.runtime.sampler import BadLogitsError, Choice, SampleRow, logprobs_of, sample, uniform, unpack_mask
+from sglite.runtime.sampler import BadLogitsError, Choice, SampleRow, logprobs_of, sample, uniform
 
 VOCAB = 70
 

@@ -119,7 +119,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None,
         [c_void_p, POINTER(Pool), c_int32, POINTER(Batch), POINTER(Attention), c_void_p, c_void_p],
     ),
-    "sglite_argmax": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_void_p]),
+    "sglite_choose": (
+        None,
+        [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int32, c_int32, c_void_p, c_void_p],
+    ),
     "sglite_log_sum_exp": (None, [c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
 }
 

@@ -8,11 +8,14 @@
 namespace sglite {
 
 struct Context {
-  Context(int threads, bool amx) : team(threads), products(team, amx), attention(team, amx) {}
+  Context(int threads, bool amx) : team(threads), products(team, amx), attention(team, amx) {
+    for (int i = 0; i < threads; ++i) choosers.emplace_back(new Chooser);
+  }
 
   Team team;
   Products products;
   AttentionStep attention;
+  std::vector<std::unique_ptr<Chooser>> choosers;  // one for each worker
   Buffer<float> y;
   std::mutex lock;
 };
@@ -116,15 +119,18 @@ void sglite_attend(void* context, const Pool* pool, int32_t layer, const Batch* 
   });
 }
 
-// ids[r] = the likeliest token of row r that mask row r allows (-1: none), values[r] its logit.
-void sglite_argmax(void* context, const float* logits, const int32_t* mask, int64_t mask_stride, int32_t rows, int32_t width,
-                   int64_t* ids, float* values) {
+// ids[r] = the token that draw r chooses among those mask row r allows (-1: none are), values[r] the largest allowed logit.
+// `mask` and `draws` may be null: everything is allowed, the likeliest is chosen.
+void sglite_choose(void* context, const float* logits, const int32_t* mask, int64_t mask_stride, const Draw* draws,
+                   int32_t rows, int32_t width, int64_t* ids, float* values) {
   auto& c = *static_cast<Context*>(context);
   std::lock_guard<std::mutex> guard(c.lock);
-  c.team.run([&](int) {
+  const Draw likeliest{0, -1, 1, 0, 0};
+  c.team.run([&](int id) {
     c.team.share(rows, rows, [&](int begin, int end) {
       for (int r = begin; r < end; ++r) {
-        const Best best = argmax(logits + static_cast<size_t>(r) * width, mask ? mask + r * mask_stride : nullptr, width);
+        const float* row = logits + static_cast<size_t>(r) * width;
+        const Best best = c.choosers[id]->choose(row, mask ? mask + r * mask_stride : nullptr, width, draws ? draws[r] : likeliest);
         ids[r] = best.index;
         values[r] = best.value;
       }

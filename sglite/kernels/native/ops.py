@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sglite.errors import ConfigError
 from sglite.kernels.decoder import DecoderWeights
+from sglite.kernels.draws import Draw, PackedMask
 from sglite.kernels.native import library
 from sglite.kernels.native.build import BuildError
 from sglite.kernels.native.decoder import FusedDecoder, as_attention, as_batch, fits, supported
@@ -25,6 +26,9 @@ from sglite.kernels.weights import WeightSource, dense
 
 BLOCK = 16
 """Positions that lie together in the pool."""
+
+_DRAW = np.dtype([("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4"), ("number", "f8")])
+_LIKELIEST = Draw(0.0, -1, 1.0, 0.0, 0.0)
 
 
 def available() -> str | None:
@@ -163,22 +167,30 @@ class NativeOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return self._plain.silu_mul(gate_up)
 
-    def argmax(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The likeliest token of each row and its logit: int64 [R] and fp32 [R]; -1 and -inf where none is allowed.
-
-        ``logits`` fp32 [R, V]; ``mask`` packed int32 [R, ceil(V / 32)], set bits are allowed. The first of equals wins;
-        an allowed NaN wins over everything.
-        """
+    def choose(
+        self, logits: Tensor, mask: PackedMask | None, draws: Sequence[Draw | None]
+    ) -> tuple[list[int], list[float]]:
+        """``kernels.draws.choose``, every row on one worker. The first of equally likely tokens is the likeliest."""
         logits = logits.contiguous()
         assert logits.dtype == torch.float32
-        assert mask is None or (mask.dtype == torch.int32 and mask.stride(1) == 1)
+        assert mask is None or (mask.dtype == np.int32 and mask.strides[1] == 4)
         rows, width = logits.shape
-        ids, values = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-        allowed, stride = (None, 0) if mask is None else (mask.data_ptr(), mask.stride(0))
-        self._library.sglite_argmax(
-            self.context, logits.data_ptr(), allowed, stride, rows, width, ids.data_ptr(), values.data_ptr()
+        ids, peaks = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.float32)
+        wanted = (
+            None if all(draw is None for draw in draws) else np.array([d or _LIKELIEST for d in draws], dtype=_DRAW)
         )
-        return ids, values
+        self._library.sglite_choose(
+            self.context,
+            logits.data_ptr(),
+            None if mask is None else mask.ctypes.data,
+            0 if mask is None else mask.strides[0] // 4,
+            None if wanted is None else wanted.ctypes.data,
+            rows,
+            width,
+            ids.ctypes.data,
+            peaks.ctypes.data,
+        )
+        return ids.tolist(), peaks.tolist()
 
     def log_sum_exp(self, logits: Tensor) -> Tensor:
         """fp32 [R] of logits [R, V]: a token's log-probability is its logit less this."""

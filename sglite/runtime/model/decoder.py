@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sglite.kernels import draws
 from sglite.kernels.decoder import DecoderWeights, LayerWeights
+from sglite.kernels.draws import Choose, Chooses
 from sglite.kernels.ops import AttentionSpec, Capturing, ForwardBatch, KVPool, KVShape, Ops
 from sglite.runtime.loading.config import ModelConfig
 from sglite.runtime.loading.weights import Weights
@@ -30,6 +32,11 @@ class Decoder:
         self.fused = fused is not None
         """The Ops computes the whole stack in one call."""
         self._run = fused or self._run_by_operation
+
+    @property
+    def choose(self) -> Choose:
+        """How tokens are chosen from this model's logits."""
+        return self._ops.choose if isinstance(self._ops, Chooses) else draws.choose
 
     @property
     def captures(self) -> bool:
