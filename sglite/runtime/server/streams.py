@@ -21,7 +21,7 @@ from sglite.runtime.server.failures import describe, log
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """For the document of the API: a route whose answer may be a stream."""
 _BUFFERED = 64
 """Items of several sources that may wait for a slow reader before the sources are held up."""
