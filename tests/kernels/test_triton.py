@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,9 +35,10 @@ EVERYTHING = os.environ.get("SGLITE_KERNELS") == "all"
 
 ALL = "triton and (not attention or triton-float32 or triton-float16)"  # attention knows nothing of weights
 QUICK = (
-    "triton and ((not attention and not 130 and not (gguf and not int4) and not (float16 and (gguf or bias)))"
-    " or (triton-float32 and attention and (mixed or decode or size or window) and not (320 or long))"
-    " or (triton-float16 and attention and page))"
+    "triton and ((triton-float and not attention and not 130) or (int4-float32 and not attention and not 130)"
+    " or ((int8 or fp8) and float32 and linear and plain and not 130)"
+    " or (triton-float32 and attention and (mixed or 80 or softcap or (window and 5)))"
+    " or (triton-float16 and attention and decode))"
 )
 
 
@@ -56,7 +58,9 @@ def test_operations_in_the_interpreter() -> None:
 
 @pytest.mark.timeout(600)
 def test_splits_prefixes_pages_and_adapters_in_the_interpreter() -> None:
-    interpret(str(HERE / "interpreted_kernels.py"), "-k", "float" if EVERYTHING else "float32")
+    interpret(
+        str(HERE / "interpreted_kernels.py"), "-k", "float" if EVERYTHING else "float32 and not 256 and not softcap"
+    )
 
 
 @pytest.mark.timeout(600)
@@ -89,7 +93,7 @@ def attention(ops: Ops, shape: AttentionShape, *, cascade: bool = False) -> None
         assert isinstance(ops, TritonOps)
         tokens = ops.prefix_tokens(shape.spec)
         packed = torch.from_numpy(pack_shared([], batch.rows, tokens))
-        object.__setattr__(batch, "shared", shared_views(packed, batch.rows, tokens))
+        batch = replace(batch, shared=shared_views(packed, batch.rows, tokens))
     q, k = (torch.empty(len(batch.ids), n, shape.head_dim, dtype=ops.dtype) for n in (shape.heads, shape.kv_heads))
     ops.write_kv(kv, 0, k, k, batch)
     ops.attend(q, kv, 0, batch, shape.spec, ops.plan(batch, shape.spec))
@@ -98,8 +102,8 @@ def attention(ops: Ops, shape: AttentionShape, *, cascade: bool = False) -> None
 def attentions(ops: Ops, heads: str) -> None:
     h, g, d = HEADS[heads]
     attention(ops, AttentionShape(MIXED, h, g, d, 16))
-    attention(ops, AttentionShape(SMALL * 20, h, g, d, 16), cascade=True)
     if EVERYTHING or heads == "8B":
+        attention(ops, AttentionShape(SMALL * 20, h, g, d, 16), cascade=True)
         attention(ops, AttentionShape(MIXED, h, g, d, 1, window=50, softcap=30.0))
         attention(ops, AttentionShape(SMALL, h, g, d, 1, softcap=30.0))
 
@@ -175,7 +179,8 @@ def test_machine_code_fits_the_card(work: str, target: str, dtype: torch.dtype) 
     for launch in launches:
         code = compile_for(target, launch)
         said = f"{launch.name} {dict(launch.constants)} {launch.options}: {code.registers} registers"
-        assert code.spilled == 0, f"{said}, {code.spilled} bytes spilled"
+        if dtype != torch.float32:  # a type for checking, not for speed
+            assert code.spilled == 0, f"{said}, {code.spilled} bytes spilled"
         assert code.shared <= card.shared, f"{said}, {code.shared} bytes of shared memory"
         if card.maker == "nvidia":
             assert code.registers <= needs(launch), said
