@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglite.errors import ProgramError
 from sglite.lang.bodies import run_in_task, run_in_thread
-from sglite.lang.foresight import NOTHING_FORESEEN, foresee
+from sglite.lang.foresight import NOTHING_FORESEEN, Foresight, foresee
 from sglite.lang.options import Options
 from sglite.lang.prefix import warm
 from sglite.lang.state import ProgramState
@@ -37,12 +37,19 @@ def run_batch(
     num_threads: int | str,
     options: Options,
     progress_bar: bool,
+    *,
+    eager: bool,
 ) -> Iterator[ProgramState]:
-    """The states in order, each as soon as it and those before it are done. Raises ProgramError before any runs."""
+    """The states in order, each as soon as it and those before it are done; ``eager`` says that somebody waits for the
+    first ones. Raises ProgramError before any runs."""
     if not isinstance(batch, list | tuple):
         raise ProgramError(f"run_batch takes a list of dicts or tuples of arguments, not {type(batch).__name__}")
     calls = [_arguments(program, each) for each in batch]
-    states = _Batch(program, calls, backend, options, *_limits(num_threads)).states()
+    foresight = foresee(program) if len(calls) > 1 else NOTHING_FORESEEN
+    rows = list(enumerate(calls))
+    if len(rows) > _IN_FLIGHT and not eager:
+        rows.sort(key=lambda row: _beginning(program, foresight, row[1]))
+    states = _Batch(program, rows, backend, options, foresight, *_limits(num_threads)).states()
     return _with_progress(states, len(calls), program.name) if progress_bar else states
 
 
@@ -55,6 +62,12 @@ def _arguments(program: Program, each: Any) -> Arguments:
         raise ProgramError(f"each set of arguments must be a dict or a tuple, not {type(each).__name__}")
     program.arguments(*call)
     return call
+
+
+def _beginning(program: Program, foresight: Foresight, call: Arguments) -> list[str]:
+    """The runtime puts together what begins alike of the requests that it has; a larger batch comes sorted by this."""
+    arguments = program.arguments(*call).arguments
+    return [str(arguments.get(name)) for name in foresight.leading]
 
 
 def _limits(num_threads: int | str) -> tuple[int, int]:
@@ -73,20 +86,27 @@ class _Batch:
     """
 
     def __init__(
-        self, program: Program, calls: list[Arguments], backend: Backend, options: Options, threads: int, in_flight: int
+        self,
+        program: Program,
+        rows: list[tuple[int, Arguments]],
+        backend: Backend,
+        options: Options,
+        foresight: Foresight,
+        threads: int,
+        in_flight: int,
     ) -> None:
         self._program = program
         self._backend = backend
         self._options = options
-        self._waiting = deque(enumerate(calls))
-        self._results: list[ProgramState | None] = [None] * len(calls)
+        self._foresight = foresight
+        self._waiting = deque(rows)
+        self._results: list[ProgramState | None] = [None] * len(rows)
         self._running: dict[int, ProgramState] = {}
-        self._threads = min(threads, len(calls))
-        self._tasks = min(in_flight, len(calls))
+        self._threads = min(threads, len(rows))
+        self._tasks = min(in_flight, len(rows))
         self._slots = threading.Semaphore(in_flight)
         self._done = Signal()
         self._stopped = False
-        self._foresight = NOTHING_FORESEEN
         self._home = background()
 
     def states(self) -> Iterator[ProgramState]:
@@ -103,7 +123,6 @@ class _Batch:
 
     def _begin(self) -> None:
         if len(self._results) > 1:
-            self._foresight = foresee(self._program)
             asyncio.run_coroutine_threadsafe(warm(self._program, self._backend), self._home.loop).result()
         if self._program.is_async:
             for _ in range(self._tasks):

@@ -75,7 +75,7 @@ class Branch:
         self._task: asyncio.Task[None] | None = None
         self._request_id: str | None = None
         self._program = ProgramInfo(run.id, name)
-        self._foreseen = iter(run.foresight.get(name, ()))
+        self._foreseen = iter(run.foresight.calls.get(name, ()))
         self._called = False
         self._children: list[weakref.ref[Branch]] = []
 

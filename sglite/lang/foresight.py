@@ -1,4 +1,4 @@
-"""What a program's trace tells the runtime ahead of a batch: with each call, how many are still to come.
+"""What a program's trace tells ahead of a batch: how many calls are still to come, and which runs begin alike.
 
 A trace runs the program's function once more, so only functions are traced that do nothing but append to their state.
 """
@@ -6,10 +6,12 @@ A trace runs the program's function once more, so only functions are traced that
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglite.lang import nodes as n
-from sglite.lang.tracer import Forked, TracedBranch, trace_program
+from sglite.lang.tracer import Forked, Symbol, TracedBranch, TracedProgram, trace_program
 from sglite.lang.unnoticed import is_unnoticed
 
 if TYPE_CHECKING:
@@ -23,21 +25,33 @@ class Foreseen(NamedTuple):
     ahead: int
 
 
-Foresight = Mapping[str, tuple[Foreseen, ...]]
-"""By the branch's name, its calls in order."""
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """``calls`` are a branch's in order, by its name. ``leading`` are the program's parameters in the order in which
+    the text shows them before the first call: runs that agree on the first ones have the longest prefixes in common."""
 
-NOTHING_FORESEEN: Foresight = {}
+    calls: Mapping[str, tuple[Foreseen, ...]] = field(default_factory=dict)
+    leading: tuple[str, ...] = ()
+
+
+NOTHING_FORESEEN = Foresight()
 
 
 def foresee(program: Program) -> Foresight:
-    """Nothing where the calls depend on arguments or answers, or where a trace might be noticed."""
+    """Nothing where a trace might be noticed, and no calls where they depend on arguments or answers."""
     if not is_unnoticed(program.func):
         return NOTHING_FORESEEN
     traced = trace_program(program, {})
-    return _foresight(traced.root) if not traced.ended else NOTHING_FORESEEN
+    return Foresight({} if traced.ended else _by_branch(traced.root), _leading(traced))
 
 
-def _foresight(root: TracedBranch) -> Foresight:
+def _leading(traced: TracedProgram) -> tuple[str, ...]:
+    shown = takewhile(lambda entry: not isinstance(entry, n.Gen | n.Select | Forked), traced.root.entries)
+    labels = [entry.label.partition("[")[0] for entry in shown if isinstance(entry, Symbol)]
+    return tuple(dict.fromkeys(label for label in labels if label in traced.parameters))
+
+
+def _by_branch(root: TracedBranch) -> Mapping[str, tuple[Foreseen, ...]]:
     calls = list(_calls(root, ""))
     found: dict[str, tuple[Foreseen, ...]] = {}
     for ahead, (branch, last) in zip(reversed(range(len(calls))), calls, strict=True):

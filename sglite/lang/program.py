@@ -109,7 +109,8 @@ class Program:
         "auto" is generous. Sampling defaults as in ``run``.
         """
         refuse_tracing(self.name)
-        states = run_batch(self, batch_kwargs, as_backend(backend), num_threads, make_options(options), progress_bar)
+        chosen, made = as_backend(backend), make_options(options)
+        states = run_batch(self, batch_kwargs, chosen, num_threads, made, progress_bar, eager=generator_style)
         return states if generator_style else list(states)
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> TracedProgram:

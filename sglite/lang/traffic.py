@@ -53,8 +53,9 @@ class Traffic:
             self._free_one()
 
     def _free_one(self) -> None:
-        with suppress(IndexError):
-            self._waiting.popleft().free()
+        if self._waiting:
+            with suppress(IndexError):  # another thread was quicker
+                self._waiting.popleft().free()
 
     async def _wait(self) -> None:
         place = _Place()

@@ -84,7 +84,7 @@ def test_a_program_that_branches_on_its_data_is_not_foreseen() -> None:
         if s["x"] == "more":
             s += sgl.gen("y")
 
-    assert foresee(loop) == foresee(asks) == {}
+    assert foresee(loop).calls == foresee(asks).calls == {}
 
 
 def test_calls_behind_a_fork_are_a_branchs_too() -> None:
@@ -98,8 +98,29 @@ def test_calls_behind_a_fork_are_a_branchs_too() -> None:
         for child in s.fork(2):
             child += "b" + sgl.select("z", ["p", "q"])
 
-    found = {branch: [tuple(call) for call in calls] for branch, calls in foresee(program).items()}
+    found = {branch: [tuple(call) for call in calls] for branch, calls in foresee(program).calls.items()}
     assert found == {"": [(False, 3)], "0": [(True, 2)], "1": [(True, 1)], "2": [(True, 0)]}
+
+
+@sgl.function
+def about(s, question, document):
+    s += f"Read this: {document}\nNow answer: {question}" + sgl.gen("answer", max_tokens=4)
+
+
+def test_parameters_are_known_in_the_order_of_the_text() -> None:
+    assert foresee(about).leading == ("document", "question")
+    assert foresee(tips).leading == ("topic",)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_of_a_large_batch_those_that_begin_alike_run_together(eager: bool) -> None:
+    rows = [{"question": f"{i}", "document": "AB"[i % 2]} for i in range(1100)]
+    mock = MockBackend("x")
+    states = about.run_batch(rows, backend=mock, num_threads=1, generator_style=eager)
+    asked = [state.text().removesuffix("x").split("answer: ")[1] for state in states]
+    assert asked == [row["question"] for row in rows], "the results come in the order of the rows"
+    documents = "".join(prompt[len("Read this: ")] for prompt in mock.prompts if "Now answer" in prompt)
+    assert documents == ("AB" * 550 if eager else "A" * 550 + "B" * 550)
 
 
 def noticed() -> list[object]:
@@ -168,6 +189,6 @@ def test_what_was_foreseen_wrongly_changes_no_answer(backend: Backend) -> None:
         if str(country) == "Italy":
             s += " number?" + sgl.gen("n", max_tokens=4)
 
-    assert [len(calls) for calls in foresee(asks).values()] == [1]
+    assert [len(calls) for calls in foresee(asks).calls.values()] == [1]
     france, italy = asks.run_batch([("France",), ("Italy",)], temperature=0)
     assert (france["city"], italy["city"], italy["n"]) == (" Paris", " Rome", "42")

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -135,6 +136,25 @@ def test_the_end_of_a_program_crosses_http() -> None:
     asyncio.run(end(backend))
     assert [(program, branch) for program, branch, _ in backend.ends] == [("p", "0.1"), ("p", "")]
     asyncio.run(over_http(MockBackend()).end_program("p"))  # a backend that keeps nothing is not asked
+
+
+def test_a_program_over_http_tells_its_end_and_does_not_wait_for_it() -> None:
+    told, go = threading.Semaphore(0), threading.Event()
+
+    class Keeping(MockBackend):
+        async def end_program(self, program: str, branch: str = "", *, namespace: str = "") -> None:
+            await asyncio.to_thread(go.wait, 60)
+            told.release()
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("x")
+        s["x"]
+
+    assert program.run(backend=over_http(Keeping("x")))["x"] == "x"
+    assert not told.acquire(blocking=False)
+    go.set()
+    assert told.acquire(timeout=60)
 
 
 REFUSALS = [
