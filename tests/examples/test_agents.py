@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -52,15 +55,17 @@ def test_each_runs_on_a_backend_that_knows_nothing(name: str, load: Load, capsys
     assert backend.running == 0
 
 
-def test_over_http(load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """--backend with a server's address, and with the address of its OpenAI routes."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+@pytest.mark.parametrize("arguments", [["--backend", "{url}"], ["--backend", "{url}/v1", "--model", "mock"]])
+def test_over_http(arguments: list[str]) -> None:
+    """As a program of its own, with a server's address or with that of its OpenAI routes."""
     mock = MockBackend("Rome is nice", chat_template=CHATML)
     with running(mock) as url:
-        load("chat").main(["--demo", "--backend", url])
-        load("chat").main(["--demo", "--backend", f"{url}/v1", "--model", "mock"])
-    assert capsys.readouterr().out.count("Rome is nice") == 6
-    assert len(mock.requests) == 6
+        command = [sys.executable, str(FOLDER / "chat.py"), "--demo", *(word.format(url=url) for word in arguments)]
+        environment = {**os.environ, "NO_PROXY": "127.0.0.1"}
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Rome is nice") == 3
+    assert len(mock.requests) == 3
 
 
 # --------------------------------------------------------------------------------------------------------- one by one
