@@ -7,6 +7,7 @@ it is what it prints, compared exactly where the documents' kernels run; in ``te
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import io
@@ -28,6 +29,7 @@ import sglite.testing
 from sglite import cli
 from sglite.kernels.native.build import cpu_features
 from sglite.lang.options import NAMES
+from sglite.lang.waiting import background
 from sglite.runtime.engine import Engine
 from sglite.runtime.server.runner import running
 
@@ -127,7 +129,11 @@ def engine() -> Iterator[Engine]:
 def namespace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """For one document, which may write files and set the default backend."""
     monkeypatch.chdir(tmp_path)
-    yield {"__name__": "document"}
+    names: dict[str, Any] = {"__name__": "document"}
+    yield names
+    for remote in [*names.values(), sgl.get_default_backend()]:
+        if isinstance(remote, sgl.RuntimeEndpoint | sgl.OpenAI):
+            asyncio.run_coroutine_threadsafe(remote.aclose(), background().loop).result()
     sgl.set_default_backend(None)
 
 
