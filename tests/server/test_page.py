@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 import sglite as sgl
+from sglite.lang.waiting import background
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.runner import running
 from sglite.runtime.testing import EOS, scripted_engine
@@ -155,7 +157,9 @@ class TestPage:
             branches.join()
             s += sgl.gen("z", max_tokens=4)
 
-        program.run(backend=sgl.RuntimeEndpoint(url)).text()
+        endpoint = sgl.RuntimeEndpoint(url)
+        program.run(backend=endpoint).text()
+        asyncio.run_coroutine_threadsafe(endpoint.aclose(), background().loop).result()
         tab_to(page, "refresh")
         press(page, Keys.ENTER)
         wait(page, lambda: "4 calls, 3 branches" in text(page, "programs"))
