@@ -72,7 +72,7 @@ def changed(sampling: SamplingParams) -> frozenset[str]:
 _DEFAULT = {f.name: getattr(SamplingParams(), f.name) for f in fields(SamplingParams)}
 
 
-SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"skip_special_tokens", "logit_bias"}
+SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"skip_special_tokens", "logit_bias", "best_of"}
 LOGPROBS = frozenset(f.name for f in fields(LogprobOptions))
 NAMES = SAMPLING | LOGPROBS
 """The keywords that ``f.run`` takes for itself; all others are the program's arguments."""
