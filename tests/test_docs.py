@@ -178,8 +178,8 @@ def test_tutorial(same_engine: Engine, namespace: dict[str, Any]) -> None:
     run_all(DOCS / "tutorial.md", namespace, exact=is_exact(same_engine))
 
 
-LONG = DOCS / "tutorial.md", DOCS / "coming-from-sglang.md"
-"""Pages with tests of their own."""
+LONG = DOCS / "tutorial.md", DOCS / "coming-from-sglang.md", DOCS / "reference.md"
+"""Pages with tests of their own; the reference's blocks are signatures."""
 
 
 @pytest.mark.parametrize("path", sorted(set(DOCUMENTS) - {README, *LONG}), ids=lambda path: path.name)
