@@ -298,17 +298,18 @@ class EngineCore:
             self._rewind()
 
     def _draw(self, ends: Sequence[End], states: Mapping[Track, Tensor]) -> None:
-        """In halves where the device has no memory for all at once."""
+        """In halves where it cannot be done at once: for want of memory on the device, or because one row fails."""
         with torch.inference_mode():
             hidden = torch.cat([states[end.track][-1:] for end in ends])
         slots = [end.track.sequence.slot for end in ends]
         try:
             mask = stack_masks(ends, self._runner.model.vocab_size)
             sampled = self._runner.sample(hidden, [end.row for end in ends if end.row], slots, mask)
-        except DeviceMemoryError as error:
+        except Exception as error:
             half = len(ends) // 2
             if half == 0:
-                self._fail_row(ends[0].track, _no_memory(ends[0].track, error))
+                track = ends[0].track
+                self._fail_row(track, _no_memory(track, error) if isinstance(error, DeviceMemoryError) else error)
                 return
             self._draw(ends[:half], states)
             self._draw(ends[half:], states)

@@ -395,6 +395,23 @@ def test_row_30_a_forward_pass_that_raises_loses_nobody(step: int) -> None:
         engine._core.scheduler.check()
 
 
+def test_row_30_a_sampler_that_raises_for_one_row_ends_its_request_alone() -> None:
+    def script(history: list[int]) -> int:
+        if history[0] == ord("c") and len(history) > 5:
+            raise RuntimeError("a fault at /secret/path")
+        return 97 + sum(history) % 26
+
+    async def story(engine: Any) -> list[Any]:
+        asked = [request(text) for text in ("a", "c", "neighbour", "third one")]
+        return await asyncio.gather(*[text_of(engine, r) for r in asked], return_exceptions=True)
+
+    with scripted_engine(script) as engine:
+        a, bad, b, c = asyncio.run(story(engine))
+        assert [a, b, c] == asyncio.run(texts(engine, [request("a"), request("neighbour"), request("third one")]))
+        engine._core.scheduler.check()
+    assert isinstance(bad, RequestError) and "secret" not in str(bad)
+
+
 class FaultyBook(PageBook):
     """Fails at one call, before it hands anything out."""
 
@@ -424,6 +441,7 @@ def test_row_30_the_allocator_fails_at_every_call() -> None:
             book = FaultyBook(engine._core.scheduler.stats.pages_total, call)
             engine._core.scheduler = Scheduler(book, PrefixCache(book, 4), page_size=4)
             outcomes = asyncio.run(story(engine))
+            book.left = -2  # no more faults
             engine._core.scheduler.check()
             assert asyncio.run(texts(engine, requests)) == alone
         bad = [outcome for outcome in outcomes if not isinstance(outcome, str)]

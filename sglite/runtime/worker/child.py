@@ -151,7 +151,7 @@ class _Worker:
     async def _generate(self, call: int, request: GenerateRequest) -> None:
         assert self._engine is not None, "the parent waits for Ready"
         try:
-            async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
+            async with aclosing(self._engine.generate(request)) as chunks:
                 async for chunk in chunks:
                     self._tell(self._chunks, (call, chunk))
         except Exception as error:
