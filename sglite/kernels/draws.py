@@ -93,10 +93,13 @@ def _likeliest(weights: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
 
 
 def _covers(kept: Tensor, draw: Draw, total: float | None) -> bool:
-    """Whether the shortlist already holds everything the filters would keep."""
+    """Whether the shortlist already holds everything the filters would keep. ``total``: None under a top-k, of whose
+    mass top-p is a part, so that all of it has to be looked at."""
+    if total is None:
+        return False
     if draw.min_p > 0.0 and float(kept[-1]) < draw.min_p * float(kept[0]):
         return True
-    return draw.top_p < 1.0 and total is not None and float(kept.sum()) >= draw.top_p * total
+    return draw.top_p < 1.0 and float(kept.sum()) >= draw.top_p * total
 
 
 def _invert(weights: Tensor, number: float) -> int:

@@ -409,6 +409,7 @@ FILTERS = {
     "min-p": (-1, 1.0, 0.05),
     "min-p of nothing": (-1, 1.0, 1e-9),
     "all": (100, 0.95, 0.02),
+    "all, beyond the shortlist": (1500, 0.8, 0.05),
 }
 
 

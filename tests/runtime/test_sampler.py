@@ -72,6 +72,14 @@ def test_top_p_beyond_the_shortlist_equals_a_full_sort() -> None:
     assert drawn <= kept and len(drawn) > 100
 
 
+def test_top_p_is_a_part_of_all_that_top_k_leaves() -> None:
+    """Also of what min-p drops: three heavy tokens hold 60% of the mass, 2,997 light ones the rest."""
+    weights = torch.full((1, 5000), 0.4 / 2997)
+    weights[0, :3] = torch.tensor([0.3, 0.2, 0.1])
+    rows = [row(position=p, top_k=3000, top_p=0.55, min_p=0.2) for p in range(200)]
+    assert set(chosen(weights.log().repeat(200, 1), *rows)) == {0, 1, 2}
+
+
 def test_the_same_row_draws_the_same_alone_and_in_any_batch(logits: torch.Tensor) -> None:
     rows = [
         row(seed=i, position=i * 3, temperature=1.5, top_p=0.9 if i % 2 else 1.0, top_k=-1 if i % 3 else 5)

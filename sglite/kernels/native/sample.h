@@ -116,8 +116,9 @@ class Chooser {
     const bool limited = most < static_cast<size_t>(width);
     for (const float least : {1e-3f, 1e-5f, 1e-8f, 0.0f}) {
       const double mass = gather(least, width);
-      const bool enough = limited && kept_.size() >= most;
-      if (enough || least == 0 || least <= draw.min_p || (!limited && draw.top_p < 1 && mass >= draw.top_p * whole)) break;
+      // top-p counts the mass of all that top-k leaves, so what min-p drops is gathered, too, where there is a limit
+      const bool enough = limited ? kept_.size() >= most : least <= draw.min_p || mass >= draw.top_p * whole;
+      if (enough || least == 0) break;
     }
     const auto likelier = [](const Token& a, const Token& b) { return a.weight > b.weight || (a.weight == b.weight && a.id < b.id); };
     if (kept_.size() > most) {
