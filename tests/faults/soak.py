@@ -410,17 +410,17 @@ async def closed_loop(
             began = time.perf_counter()
             status = await connection.request("POST", "/generate", body)
             await connection.whole()
-            statuses[status] += 1
+            if time.monotonic() < end:
+                statuses[status] += 1
             if status == 429:
                 rejections.append(time.perf_counter() - began)
                 wait = float(connection.retry_after)
                 connection.close()  # longer than the server keeps one open that nobody uses
-                await asyncio.sleep(wait)
+                await asyncio.sleep(min(wait, max(0.0, end - time.monotonic())))
         connection.close()
 
-    began = time.monotonic()
     await asyncio.gather(*[client() for _ in range(clients)])
-    return statuses[200] / (time.monotonic() - began), statuses, rejections
+    return statuses[200] / seconds, statuses, rejections
 
 
 def overload_command(options: argparse.Namespace) -> int:
