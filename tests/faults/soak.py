@@ -32,6 +32,8 @@ from urllib.parse import urlsplit
 from bench import children
 
 HERE = Path(__file__).parent
+LOG = HERE.parent.parent / "build" / "soak.log"
+"""What the servers say."""
 WORDS = ["the", "a", "of", "and", "to", "in", "is", "it", "you", "that", "he", "was", "for", "on", "are", "with"]
 INVALID: list[dict[str, Any]] = [
     {"text": "a", "sampling_params": {"temperature": -1}},
@@ -77,7 +79,8 @@ def serving(model: str | None) -> Iterator[Server]:
                 break
         else:
             raise SystemExit("the server did not start")
-        log = (HERE.parent.parent / "soak.log").open("a")
+        LOG.parent.mkdir(exist_ok=True)
+        log = LOG.open("a")
         pump = subprocess.Popen(["cat"], stdin=process.stderr, stdout=log)
         log.close()
         yield Server(process, line.rpartition(" ")[2].strip())
