@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
@@ -47,7 +46,7 @@ class Run:
         self.answer: Callable[[GenerateRequest], Iterable[Chunk]] | None = getattr(backend, "answer", None)
         """Where the backend never waits: a whole answer at once (see AnswersAtOnce)."""
         self._keeps = callable(getattr(backend, "end_program", None))
-        self._ended: deque[str] = deque()
+        self._ended: list[str] = []
         self.traffic = traffic_of(backend)
         self.trace = ProgramTrace(self.id, function)
         self.changed = Signal()
@@ -69,7 +68,7 @@ class Run:
     async def _end_all(self) -> None:
         """Branches that end together are told together: nothing need be said of those below others."""
         while self._ended:
-            ended = sorted({self._ended.popleft() for _ in range(len(self._ended))})
+            ended = sorted({self._ended.pop() for _ in range(len(self._ended))})
             for branch in ended:
                 if not any(_is_below(branch, other) for other in ended):
                     with suppress(Exception):  # a courtesy: programs do not depend on it
