@@ -60,6 +60,8 @@ def find_shared(
     depth = max(1, -(-least // page_size))
     whole = (lengths - 1) // page_size
     long = np.flatnonzero(whole >= depth)
+    if not len(long):
+        return []  # the table may have fewer columns than the least prefix has pages
     found = []
     for page in np.unique(page_table[long, depth - 1]):
         rows = long[page_table[long, depth - 1] == page]

@@ -26,6 +26,7 @@ def test_rows_with_the_same_first_pages_are_found():
 
 def test_the_page_of_the_new_token_is_never_shared():
     """Both rows are 8 long, their last page would be the same one: the token of this step is still to be written."""
+    assert find_shared(table([7, 8], [7, 8]), np.array([8, 8]), 4) == []  # fewer pages than the least prefix has
     assert find_shared(table([7, 8], [7, 8]), np.array([8, 8]), 4, least=8) == []
     assert find_shared(table([7, 8], [7, 8]), np.array([8, 8]), 4, least=4) == [SharedPrefix((0, 1), 4)]
 

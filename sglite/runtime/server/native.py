@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -30,7 +31,7 @@ from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.results import Result, Sample, collect, follow, results_for
-from sglite.runtime.server.shapes import native_given_logprobs, native_logprobs, native_top_logprobs
+from sglite.runtime.server.shapes import NativeLogprobs
 from sglite.runtime.server.streams import DONE, STREAMED, Answer, EventStream, event
 
 T = TypeVar("T")
@@ -139,6 +140,10 @@ class _Call:
         self.requests = [
             self._request(context, i, prompt, context_length).validate() for i, prompt in enumerate(prompts)
         ]
+        self._lists: defaultdict[int, NativeLogprobs] = defaultdict(
+            lambda: NativeLogprobs(body.return_text_in_logprobs)
+        )
+        """By identity of the results and samples, which live as long as the call."""
 
     @property
     def listed(self) -> bool:
@@ -196,15 +201,16 @@ class _Call:
                 found = confidence.field_confidence(constraint, sample.text, sample.logprobs)
                 meta["field_confidence"] = [one.as_json() for one in found]
         elif asked is not None:
-            named = self.body.return_text_in_logprobs
-            meta["input_token_logprobs"] = native_logprobs(result.prompt_logprobs, named)
-            meta["output_token_logprobs"] = native_logprobs(sample.logprobs, named)
-            if asked.top:
-                meta["input_top_logprobs"] = native_top_logprobs(result.prompt_logprobs, named)
-                meta["output_top_logprobs"] = native_top_logprobs(sample.logprobs, named)
-            if asked.ids:
-                meta["input_token_ids_logprobs"] = native_given_logprobs(result.prompt_logprobs, named)
-                meta["output_token_ids_logprobs"] = native_given_logprobs(sample.logprobs, named)
+            for side, owner, entries in (
+                ("input", result, result.prompt_logprobs),
+                ("output", sample, sample.logprobs),
+            ):
+                lists = self._lists[id(owner)].grown(entries)
+                meta[f"{side}_token_logprobs"] = lists.tokens
+                if asked.top:
+                    meta[f"{side}_top_logprobs"] = lists.top
+                if asked.ids:
+                    meta[f"{side}_token_ids_logprobs"] = lists.given
         return meta
 
 

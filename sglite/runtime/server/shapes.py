@@ -22,17 +22,28 @@ def _optional(logprob: float | None) -> float | None:
 # ----------------------------------------------------------------------------------------------------------- SGLang
 
 
-def native_logprobs(entries: Sequence[TokenLogprob], named: bool) -> list[list[Any]]:
-    """``[logprob, id, text]`` a position."""
-    return [[_optional(e.logprob), e.id, e.text if named else None] for e in entries]
+class NativeLogprobs:
+    """Lists that grow with a sequence: every event of a stream repeats its logprobs whole, each entry is made once."""
 
+    def __init__(self, named: bool) -> None:
+        self._named = named
+        self._done = 0
+        self.tokens: list[list[Any]] = []
+        """``[logprob, id, text]`` a position"""
+        self.top: list[list[list[Any]] | None] = []
+        self.given: list[list[list[Any]] | None] = []
 
-def native_top_logprobs(entries: Sequence[TokenLogprob], named: bool) -> list[list[list[Any]] | None]:
-    return [[[finite(lp), i, text if named else None] for i, lp, text in e.top] or None for e in entries]
+    def grown(self, entries: Sequence[TokenLogprob]) -> NativeLogprobs:
+        """After the entries that came since the last call."""
+        for entry in entries[self._done :]:
+            self.tokens.append([_optional(entry.logprob), entry.id, entry.text if self._named else None])
+            self.top.append(self._alternatives(entry.top))
+            self.given.append(self._alternatives(entry.given))
+        self._done = len(entries)
+        return self
 
-
-def native_given_logprobs(entries: Sequence[TokenLogprob], named: bool) -> list[list[list[Any]] | None]:
-    return [[[finite(lp), i, text if named else None] for i, lp, text in e.given] or None for e in entries]
+    def _alternatives(self, among: Sequence[tuple[int, float, str]]) -> list[list[Any]] | None:
+        return [[finite(logprob), i, text if self._named else None] for i, logprob, text in among] or None
 
 
 # ----------------------------------------------------------------------------------------------------------- OpenAI

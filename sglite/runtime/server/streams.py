@@ -117,6 +117,7 @@ class EventStream(Response):
         self._writing: float | None = None
         """Since when the write under way waits for its reader."""
         self._too_slow = False
+        self._since_turn = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.create_task(self._send_events(send))
@@ -167,7 +168,14 @@ class EventStream(Response):
         self._writing = asyncio.get_running_loop().time()
         await send({"type": "http.response.body", "body": data, "more_body": True})
         self._writing = None
+        self._since_turn += len(data)
+        if self._since_turn > _TURN_BYTES:  # what waits in queues and fits the socket's buffer would never let go
+            self._since_turn = 0
+            await asyncio.sleep(0)
 
+
+_TURN_BYTES = 16_384
+"""A stream lets the others have the event loop after that much."""
 
 _ENDING = UnavailableError("the server is shutting down")
 
