@@ -24,6 +24,7 @@ from sglite.errors import (
 
 _RETRIED = frozenset({429, 503})
 _LONGEST_WAIT = 30.0
+_MESSAGE_SECONDS = 2.0
 
 
 class Client:
@@ -46,6 +47,7 @@ class Client:
         self._timeout = httpx.Timeout(timeout, connect=10.0, pool=None)
         self._retries = retries
         self.closed = False
+        self._messages: set[asyncio.Task[Any]] = set()
         self._transport = transport
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
@@ -76,13 +78,33 @@ class Client:
 
     async def aclose(self) -> None:
         self.closed = True
-        pools, here = list(self._pools.items()), asyncio.get_running_loop()
-        self._pools.clear()
-        for loop, pool in pools:
+        here = asyncio.get_running_loop()
+        for loop in list(self._pools):
             if loop is here:
-                await pool.aclose()
+                await self._close_pool()
             elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.aclose(), loop))
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close_pool(), loop))
+        self._pools.clear()
+
+    async def _close_pool(self) -> None:
+        """Of the running loop. A connection that a message is just opening would outlive the pool."""
+        here = asyncio.get_running_loop()
+        if under_way := [task for task in list(self._messages) if task.get_loop() is here]:
+            await asyncio.wait(under_way, timeout=_MESSAGE_SECONDS)
+        pool = self._pools.pop(here, None)
+        if pool is not None:
+            await pool.aclose()
+
+    async def tell(self, path: str, body: Mapping[str, Any]) -> None:
+        """A message that nothing depends on: not sent any more once this is closed."""
+        task = asyncio.current_task()
+        assert task is not None, "coroutines run in tasks"
+        self._messages.add(task)
+        try:
+            if not self.closed:
+                await self.post(path, body)
+        finally:
+            self._messages.discard(task)
 
     @property
     def _pool(self) -> httpx.AsyncClient:

@@ -53,9 +53,8 @@ class RuntimeEndpoint:
 
     async def end_program(self, program: str, branch: str = "", *, namespace: str = "") -> None:
         """See ``protocol.KeepsPrograms``. Once this endpoint is closed nothing is sent."""
-        if not self._client.closed:
-            body = {"program": program, "branch": branch, "namespace": namespace}
-            await self._client.post("/v1/sglite/end_program", body)
+        body = {"program": program, "branch": branch, "namespace": namespace}
+        await self._client.tell("/v1/sglite/end_program", body)
 
     async def aclose(self) -> None:
         await self._client.aclose()
