@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -61,7 +62,17 @@ MODELS = "engine", "qwen3-0.6b"
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("sections", [KERNELS, MODELS], ids=["kernels", "models"])
+@pytest.mark.parametrize(
+    "sections",
+    [
+        pytest.param(
+            KERNELS,
+            marks=pytest.mark.skipif(os.environ.get("SGLITE_KERNELS") != "all", reason="part of make kernels"),
+            id="kernels",
+        ),
+        pytest.param(MODELS, id="models"),
+    ],
+)
 def test_the_sections_run_in_the_interpreter(sections: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "check.json"
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--seed", "1", "--only", ",".join(sections)]
