@@ -11,7 +11,6 @@ from sglite.runtime.policy import PATIENCE, QUANTUM, Standing, least_attained
 from sglite.runtime.scheduler import MEMORY
 from sglite.runtime.sequence import Sequence, Status
 
-
 SHORTEST = int(MEMORY)
 
 
