@@ -174,3 +174,12 @@ def test_budgets_hold_with_any_whitespace(bench, whitespace):
     for budget in (least, least + 1, 2 * least, 40):
         text, _ = drive(bench, grammar, rng, budget=budget)
         assert jsonschema.Draft202012Validator(SCHEMAS["optional parts"]).is_valid(json.loads(text))
+
+
+def test_a_long_string_fits_a_budget_of_two_tokens_a_character(bench):
+    """The way out of a place far from the end is found, or what was begun would count as too large at once."""
+    schema = closed({"n": INTEGER, "text": {"type": "string", "minLength": 300, "maxLength": 500}})
+    grammar = bench.compile("json_schema", json.dumps(schema))
+    text, matcher = drive(bench, grammar, np.random.default_rng(5), budget=600, pick=never_ends)
+    assert matcher.accepting, text
+    jsonschema.validate(json.loads(text), schema)

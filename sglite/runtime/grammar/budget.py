@@ -18,8 +18,8 @@ from sglite.runtime.grammar.way_out import Brackets, ByteMatcher, Judged, Way, f
 
 START_WORK = 2_000
 """Bytes tried for the fewest tokens of a grammar: about 10 ms."""
-STEP_WORK = 1_000
-"""Bytes tried for the way out of one place."""
+STEP_WORK = 5_000
+"""Bytes tried for the way out of one place: enough for a string that must have some 300 characters."""
 MARGIN = 16
 """From so many tokens before the estimate on, every place is looked at: an escape or half a character adds a few."""
 
