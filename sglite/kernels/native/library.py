@@ -123,7 +123,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None,
         [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int32, c_int32, c_void_p, c_void_p],
     ),
-    "sglite_log_sum_exp": (None, [c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
 }
 
 

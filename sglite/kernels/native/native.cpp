@@ -138,14 +138,4 @@ void sglite_choose(void* context, const float* logits, const int32_t* mask, int6
   });
 }
 
-void sglite_log_sum_exp(void* context, const float* logits, int32_t rows, int32_t width, float* out) {
-  auto& c = *static_cast<Context*>(context);
-  std::lock_guard<std::mutex> guard(c.lock);
-  c.team.run([&](int) {
-    c.team.share(rows, rows, [&](int begin, int end) {
-      for (int r = begin; r < end; ++r) out[r] = log_sum_exp(logits + static_cast<size_t>(r) * width, width);
-    });
-  });
-}
-
 }  // extern "C"

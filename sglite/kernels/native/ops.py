@@ -192,14 +192,6 @@ class NativeOps:
         )
         return ids.tolist(), peaks.tolist()
 
-    def log_sum_exp(self, logits: Tensor) -> Tensor:
-        """fp32 [R] of logits [R, V]: a token's log-probability is its logit less this."""
-        logits = logits.contiguous()
-        assert logits.dtype == torch.float32
-        out = torch.empty(len(logits))
-        self._library.sglite_log_sum_exp(self.context, logits.data_ptr(), *logits.shape, out.data_ptr())
-        return out
-
     def fused_decoder(self, weights: DecoderWeights) -> Callable[[ForwardBatch, KVPool], Tensor] | None:
         """The whole stack as one call; None for shapes the library has no form for (see ``decoder.supported``).
 

@@ -1,4 +1,4 @@
-// What a sampler asks of every step: the likeliest allowed token, and the log-probability of a token.
+// What a sampler asks of every step: the likeliest allowed token, or one that is drawn.
 #pragma once
 
 #include "common.h"
@@ -159,22 +159,5 @@ class Chooser {
   Buffer<double> sums_;
   std::vector<Token> kept_;
 };
-
-// log(sum(exp(logits)))
-inline float log_sum_exp(const float* logits, int width) {
-  __m512 peak = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
-  for (int i = 0; i < width; i += kLanes) {
-    const __mmask16 lanes = first_lanes(width - i);
-    peak = _mm512_mask_max_ps(peak, lanes, peak, _mm512_maskz_loadu_ps(lanes, logits + i));
-  }
-  const float top = _mm512_reduce_max_ps(peak);
-  const __m512 tops = _mm512_set1_ps(top), floor = _mm512_set1_ps(-100.0f);  // -inf must not reach exp
-  for (int i = 0; i < width; i += kLanes) {
-    const __mmask16 lanes = first_lanes(width - i);
-    const __m512 distance = _mm512_max_ps(floor, _mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, logits + i), tops));
-    sum = _mm512_mask_add_ps(sum, lanes, sum, exp_ps(distance));
-  }
-  return top + std::log(_mm512_reduce_add_ps(sum));
-}
 
 }  // namespace sglite
