@@ -26,8 +26,7 @@ def run_in_thread(func: Callable[..., Any], state: ProgramState, arguments: insp
     try:
         state.ret_value = func(state, *arguments.args, **arguments.kwargs)
     except BaseException as error:
-        body.error = error
-        state.cancel()
+        _fail(state, error)
     finally:
         _finish(state)
 
@@ -38,10 +37,20 @@ async def run_in_task(func: Callable[..., Any], state: ProgramState, arguments: 
     try:
         state.ret_value = await func(state, *arguments.args, **arguments.kwargs)
     except BaseException as error:
-        body.error = error
-        state.cancel()
+        _fail(state, error)
     finally:
         _finish(state)
+
+
+def _fail(state: ProgramState, error: BaseException) -> None:
+    """What the function left running is cancelled, and whoever reads it is told why."""
+    branch = state._branch
+    body = branch.run.body
+    body.error, body.failed_first = error, isinstance(error, Exception) and branch.error is None
+    if body.failed_first:
+        branch.cancel(f"the program's function failed: {type(error).__name__}: {error}")
+    else:
+        branch.cancel()
 
 
 def _finish(state: ProgramState) -> None:

@@ -153,6 +153,11 @@ class Branch:
         for child in self._living():
             await child.settle()
 
+    def failure(self) -> BaseException | None:
+        """What went wrong first, here or in the program's function."""
+        body = self.run.body
+        return body.error if body.failed_first else self.error or body.error
+
     def is_over(self) -> bool:
         """Nothing is running, and nobody will append anything."""
         return self.ended and not self._busy

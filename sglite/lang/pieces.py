@@ -75,7 +75,7 @@ def branch_pieces(branch: Branch) -> Pieces:
         branch.progress,
         branch.run.home,
         over=branch.is_over,
-        error=lambda: branch.error or branch.run.body.error,
+        error=branch.failure,
         abort=lambda: branch.cancel("the reader of its text has stopped"),
         meta=lambda: None,
     )

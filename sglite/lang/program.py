@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -147,6 +148,8 @@ class Program:
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         self._check_names(kwargs)
+        if args and isinstance(args[0], ProgramState):
+            raise ProgramError(f"{self.name}() begins a state of its own; {self.name}.func(s, ...) goes on in another")
         bound = {k: v for k, v in self.bound.items() if k not in kwargs}
         try:
             return self.signature.bind(*args, **bound, **kwargs)
@@ -159,7 +162,10 @@ class Program:
             p.kind is p.VAR_KEYWORD for p in parameters.values()
         ):
             wrong = next(name for name in kwargs if name not in parameters)
-            raise ProgramError(f"{self.name}() has no parameter {wrong!r}; it has: {', '.join(parameters) or 'none'}")
+            close = difflib.get_close_matches(wrong, [*parameters, *NAMES], 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            known = ", ".join(parameters) or "none"
+            raise ProgramError(f"{self.name}() has no parameter {wrong!r}{hint}; it has: {known}")
 
     def __repr__(self) -> str:
         return f"<sglite program {self.name}{self.signature}>"
@@ -182,9 +188,11 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature:
     """The function's own arguments: without ``s``."""
     if not callable(func):
         raise ProgramError(f"@function needs a function, not {type(func).__name__}")
+    name = getattr(func, "__name__", "the program")
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        raise ProgramError(f"{name}() has a yield, and would never be run: return its result, or run(stream=True)")
     parameters = list(inspect.signature(func).parameters.values())
     if not parameters or parameters[0].name != "s":
-        name = getattr(func, "__name__", "the program")
         raise ProgramError(f"{name}() must take the program's state as its first parameter, named s")
     return inspect.Signature(parameters[1:])
 

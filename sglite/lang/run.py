@@ -17,7 +17,7 @@ from sglite.lang.foresight import NOTHING_FORESEEN, Foresight
 from sglite.lang.memo import PerBackend
 from sglite.lang.options import Options
 from sglite.lang.traffic import traffic_of
-from sglite.lang.waiting import Home, Signal
+from sglite.lang.waiting import Home, Signal, background
 from sglite.protocol import Backend, Chunk, GenerateRequest, ModelInfo, end_program
 
 _infos: PerBackend[ModelInfo] = PerBackend()
@@ -54,16 +54,17 @@ class Run:
         self._frames: Frames | None = None
 
     def tell_end(self, branch: str) -> None:
-        """No call comes from ``branch`` any more. From any thread; backends that keep nothing are not told."""
+        """No call comes from ``branch`` any more. From any thread; backends that keep nothing are not told.
+
+        It is told from the shared loop: the program's own may end with the program.
+        """
         if not self._keeps:
             return
         self._ended.append(branch)
         if len(self._ended) == 1:
-            with suppress(ProgramError):  # the loop is gone, and nothing can be told any more
-                self.home.call(self._tell_ends)
-
-    def _tell_ends(self) -> None:
-        self.home.start(self._end_all())
+            home = background()
+            with suppress(ProgramError):  # the process ends, and nothing can be told any more
+                home.call(lambda: home.start(self._end_all()))
 
     async def _end_all(self) -> None:
         """Branches that end together are told together: nothing need be said of those below others."""
@@ -122,6 +123,8 @@ class Body:
     def __init__(self) -> None:
         self.over = False
         self.error: BaseException | None = None
+        self.failed_first = False
+        """Whether its error is why everything else was cancelled, and not the other way round."""
         self._thread: int | None = None
         self._task: asyncio.Task[Any] | None = None
 
@@ -166,7 +169,10 @@ def as_backend(backend: Any) -> Backend:
             raise ProgramError("no backend: pass backend=... or call sglite.set_default_backend(...)")
         return _default[0]
     backend = getattr(backend, "endpoint", backend)
+    if isinstance(backend, type):
+        raise ProgramError(f"not a backend but its class: {backend.__name__}(...) makes one")
     if not callable(getattr(backend, "generate", None)) or not callable(getattr(backend, "info", None)):
-        raise ProgramError(f"not a backend: {type(backend).__name__} has no generate() and info()")
+        hint = f"; for a server use RuntimeEndpoint({backend!r})" if isinstance(backend, str) else ""
+        raise ProgramError(f"not a backend: {type(backend).__name__} has no generate() and info(){hint}")
     chosen: Backend = backend
     return chosen

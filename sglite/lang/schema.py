@@ -82,7 +82,8 @@ def from_type(kind: Any) -> Wanted:
         adapter: TypeAdapter[Any] = TypeAdapter(_modern(kind))
         source = json.dumps(adapter.json_schema())
     except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
-        raise GrammarError(f"schema={kind!r} cannot be turned into a JSON Schema: {error}", param="schema") from error
+        reason = str(error).partition("\n")[0]
+        raise GrammarError(f"schema={kind!r} cannot be turned into a JSON Schema: {reason}", param="schema") from error
     return Constraint("json_schema", source), adapter.validate_json
 
 

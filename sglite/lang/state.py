@@ -154,7 +154,7 @@ class ProgramState:
     def error(self) -> BaseException | None:
         """What the program failed with, if it did: a generation, or its function."""
         self.sync()
-        return self._branch.error or self._branch.run.body.error
+        return self._branch.failure()
 
     def trace(self) -> Any:
         """The calls of the whole run: print it, or take ``to_json()``."""
@@ -247,7 +247,7 @@ class ProgramState:
         variable = branch.variables.get(name)
         if variable is not None:
             return variable
-        failed = branch.error or branch.run.body.error
+        failed = branch.failure()
         if isinstance(failed, SgliteError):
             raise again(failed)
         raise unknown(name, list(branch.variables)) from failed

@@ -36,8 +36,8 @@ def tool_call(
     ``s.value(name)`` is a ToolCall. ``options`` are those of ``gen``. Raises ProgramError for tools whose parameters
     cannot be given by name in JSON.
     """
-    if not tools or not all(callable(tool) for tool in tools):
-        raise ProgramError("tools must be a list of at least one function")
+    if not isinstance(tools, Sequence) or not tools or not all(callable(tool) for tool in tools):
+        raise ProgramError(f"tools must be a list of at least one function, not {tools!r}")
     known = {_name(tool): tool for tool in tools}
     if len(known) < len(tools):
         raise ProgramError(f"tools must have different names; these are {[_name(tool) for tool in tools]}")

@@ -36,6 +36,36 @@ def test_roles_do_not_nest() -> None:
     raised(nested, match="user turn is still open")
 
 
+def test_a_generator_is_no_program() -> None:
+    """Calling one would run nothing."""
+
+    def lazy(s):
+        s += "x"
+        yield s
+
+    async def lazy_too(s):
+        yield s
+
+    for body in (lazy, lazy_too):
+        with pytest.raises(ProgramError, match=f"{body.__name__}.* has a yield"):
+            sgl.function(body)
+
+
+def test_a_program_called_with_a_state_says_how_to_go_on_in_it() -> None:
+    inner = sgl.function(lambda s, word: s.append(word))
+
+    def outer(s):
+        inner(s, "x")
+
+    raised(outer, match="begins a state of its own")
+
+
+def test_a_misspelt_option_of_run_is_recognised() -> None:
+    program = sgl.function(lambda s, word: s.append(word))
+    with pytest.raises(ProgramError, match="did you mean temperature"):
+        program.run("x", temprature=0)
+
+
 def test_a_role_ends_only_where_it_began() -> None:
     def backwards(s):
         s += sgl.user_end()
@@ -138,12 +168,20 @@ def test_arguments_that_do_not_fit() -> None:
         program.run_batch([{"question": "x"}], temprature=0)
 
 
+def test_tools_must_be_a_list_of_functions() -> None:
+    for tools in ([], len, ["len"]):
+        with pytest.raises(ProgramError, match="tools must be a list of at least one function"):
+            sgl.tool_call("x", tools=tools)
+
+
 def test_no_backend() -> None:
     sgl.set_default_backend(None)
     with pytest.raises(ProgramError, match="set_default_backend"):
         sgl.function(lambda s: None).run()
-    with pytest.raises(ProgramError, match="not a backend"):
-        sgl.set_default_backend("http://127.0.0.1")
+    with pytest.raises(ProgramError, match=r"its class: MockBackend\(\.\.\.\) makes one"):
+        sgl.set_default_backend(MockBackend)
+    with pytest.raises(ProgramError, match=r"RuntimeEndpoint\('http://127.0.0.1:1'\)"):
+        sgl.set_default_backend("http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -335,6 +373,32 @@ def test_a_body_that_raises_in_the_middle() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         program.run()
+
+
+def test_what_a_failed_body_left_running_says_why_it_was_cancelled() -> None:
+    """Gens still run when the function raises: the state's error is the function's, not the cancellation it caused."""
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x")
+        raise ValueError("mine")
+
+    (state,) = program.run_batch([{}], backend=MockBackend("never", latency=60.0))
+    assert isinstance(state.error(), ValueError)
+    with pytest.raises(AbortedError, match="the program's function failed: ValueError: mine"):
+        state["x"]
+
+
+def test_a_body_that_fails_because_it_was_cancelled_is_not_the_cause() -> None:
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x")
+        s.cancel()
+        s += "more"
+
+    (state,) = program.run_batch([{}], backend=MockBackend("never", latency=60.0))
+    assert isinstance(state.error(), AbortedError)
+    assert "the program was cancelled" in str(state.error())
 
 
 def test_run_batch_returns_every_state_with_its_own_outcome() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import threading
@@ -323,6 +324,26 @@ def test_a_program_that_ends_as_a_whole_is_told_once() -> None:
         assert backend.told.acquire(timeout=60)
     first, second = dict.fromkeys(request.program.program for request in backend.requests)
     assert backend.ends == [(first, ""), (second, "")], "and not each of its branches"
+
+
+def test_an_end_is_told_though_the_programs_own_loop_has_ended() -> None:
+    """``asyncio.run(program.arun())`` closes its loop at once; the message needs longer."""
+
+    class Slow(Keeping):
+        async def end_program(self, program: str, branch: str = "", *, namespace: str = "") -> None:
+            await asyncio.to_thread(loop_has_ended.wait)
+            await super().end_program(program, branch)
+
+    @sgl.function
+    async def program(s):
+        s += "a" + sgl.gen("a")
+        return await s.get("a")
+
+    loop_has_ended = threading.Event()
+    backend = Slow()
+    asyncio.run(program.arun(backend=backend))
+    loop_has_ended.set()
+    assert backend.told.acquire(timeout=60)
 
 
 def test_a_backend_that_cannot_be_told_disturbs_nobody() -> None:
