@@ -179,7 +179,8 @@ class GenerateRequest:
     optionally with ``logprobs.prompt_start``), or scoring ``candidates``: alternative continuations of the prompt,
     answered by one chunk whose ``scores`` has one entry per candidate.
 
-    ``namespace`` separates prefix caches; ``deadline`` is in seconds from submission.
+    ``namespace`` separates prefix caches; ``deadline`` is in seconds from submission; ``whole`` says that nobody looks
+    before the end, so a backend may join a sample's chunks after its first.
     """
 
     id: str
@@ -193,6 +194,7 @@ class GenerateRequest:
     deadline: float | None = None
     program: ProgramInfo | None = None
     namespace: str = ""
+    whole: bool = False
 
     def validate(self) -> GenerateRequest:
         """Everything that can be judged without the model. Raises InvalidRequestError."""

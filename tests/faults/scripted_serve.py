@@ -12,7 +12,7 @@ from sglite.runtime.server.runner import listen, serve_on, url_of
 from sglite.runtime.worker.supervisor import Hooks, Supervisor
 
 WORKER = (sys.executable, str(Path(__file__).parent / "scripted_worker.py"))
-ENGINE = {"context_length": 2048, "kv_tokens": 32_768, "max_running": 64, "max_queue": 256}
+ENGINE = {"threads": 1, "context_length": 2048, "kv_tokens": 32_768, "max_running": 64, "max_queue": 256}
 
 
 def main() -> None:

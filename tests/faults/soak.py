@@ -400,41 +400,67 @@ def requests_command(options: argparse.Namespace) -> int:
 # -------------------------------------------------------------------------------------------------- overload
 
 
-async def closed_loop(
-    server: Server, clients: int, seconds: float, tokens: int
-) -> tuple[float, Counter[int], list[float]]:
-    """Goodput in answers a second, with that many clients who ask again at once, refused or not."""
-    statuses, rejections, end = Counter[int](), list[float](), time.monotonic() + seconds
-    body = {"text": "x y z", "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}}
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of CPU so far, of the HTTP process and of its worker, and how late the former's loop was, by bucket."""
 
-    async def client() -> None:
-        connection = Connection(server.address)
-        while time.monotonic() < end:
-            began = time.perf_counter()
-            status = await connection.request("POST", "/generate", body)
-            await connection.whole()
-            if time.monotonic() < end:
-                statuses[status] += 1
-            if status == 429:
-                rejections.append(time.perf_counter() - began)
-                wait = float(connection.retry_after)
-                connection.close()  # longer than the server keeps one open that nobody uses
-                await asyncio.sleep(min(wait, max(0.0, end - time.monotonic())))
-        connection.close()
+    http: float
+    worker: float
+    lag: dict[float, float]
 
-    await asyncio.gather(*[client() for _ in range(clients)])
-    return statuses[200] / seconds, statuses, rejections
+    @classmethod
+    def of(cls, server: Server) -> Spent:
+        assert server.worker is not None
+        return cls(cpu(server.process.pid), cpu(server.worker), asyncio.run(lags(server)))
+
+    def since(self, before: Spent, seconds: float) -> str:
+        counts = {edge: n - before.lag[edge] for edge, n in self.lag.items()}
+        late = next(edge for edge in sorted(counts) if counts[edge] >= 0.99 * max(counts.values()))
+        http, worker = (
+            (now - then) / seconds for now, then in ((self.http, before.http), (self.worker, before.worker))
+        )
+        return f"HTTP {http:.2f} and worker {worker:.2f} cores, server's loop late p99 <= {1e3 * late:g} ms"
+
+
+def cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def lags(server: Server) -> dict[float, float]:
+    connection = Connection(server.address)
+    await connection.request("GET", "/metrics")
+    lines = (await connection.whole()).decode().splitlines()
+    connection.close()
+    mark = 'sglite_event_loop_lag_seconds_bucket{le="'
+    pairs = (line.removeprefix(mark).split('"} ') for line in lines if line.startswith(mark))
+    return {float(edge): float(count) for edge, count in pairs}
+
+
+def loaded(server: Server, clients: int, options: argparse.Namespace) -> dict[str, Any]:
+    """What ``load.py``, a process of its own, saw with that many clients."""
+    host, port = server.address
+    command = [sys.executable, str(HERE / "load.py"), f"{host}:{port}", "--clients", str(clients)]
+    command += ["--seconds", str(options.seconds), "--tokens", str(options.tokens)]
+    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
 
 
 def overload_command(options: argparse.Namespace) -> int:
     rows = []
     with serving(options.model) as server:
-        for times in (1, 2, 10, 100):
-            work = closed_loop(server, 64 * times, options.seconds, options.tokens)
-            goodput, statuses, rejections = asyncio.run(work)
-            rows.append((times, goodput))
-            p99 = 1e3 * percentile(rejections, 0.99)
-            print(f"{times:3}x: {goodput:7.1f} answers/s, {dict(statuses)}, rejection p99 {p99:.0f} ms", flush=True)
+        loaded(server, options.active, argparse.Namespace(seconds=3, tokens=options.tokens))  # warm
+        for times in options.times:
+            before, began = Spent.of(server), time.monotonic()
+            found = loaded(server, options.active * times, options)
+            rows.append((times, found["goodput"]))
+            print(f"{times:3}x: {found['goodput']:7.1f} answers/s, {found['statuses']}, lost {found['lost']}")
+            print(f"      ms p50, p99, max: {found['p50_p99_max_ms']}, /health {found['health']['p50_p99_max_ms']}")
+            shares = Spent.of(server).since(before, time.monotonic() - began)
+            print(
+                f"      {shares}; client {found['own_cores']} cores, late p99 {found['own_lag_p99_ms']} ms", flush=True
+            )
+            asyncio.run(settled(server))
     peak = max(goodput for _, goodput in rows)
     print(", ".join(f"{times}x: {100 * goodput / peak:.0f}% of the peak" for times, goodput in rows))
     return int(any(goodput < 0.95 * peak for _, goodput in rows))
@@ -492,7 +518,8 @@ def parser() -> argparse.ArgumentParser:
     requests.add_argument("--kill-every", type=float, default=0.0, metavar="SECONDS", help="SIGKILL the worker")
     requests.add_argument("--open", type=int, default=0, help="idle connections beside the active ones")
     overload = commands.add_parser("overload")
-    overload.add_argument("--seconds", type=float, default=30.0, help="for each of 1x, 2x, 10x, 100x")
+    overload.add_argument("--seconds", type=float, default=30.0, help="for each of the next")
+    overload.add_argument("--times", type=int, nargs="+", default=[1, 2, 10, 100], help="multiples of --active clients")
     drains = commands.add_parser("drains")
     drains.add_argument("--count", type=int, default=100)
     for command, run in ((requests, requests_command), (overload, overload_command), (drains, drains_command)):

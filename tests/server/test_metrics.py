@@ -37,11 +37,17 @@ def test_requests_are_measured(call: Call) -> None:
     assert found["sglite_cached_tokens_total"] == 4
     assert found["sglite_generation_tokens_total"] == 12
     assert found["sglite_time_to_first_token_seconds_count"] == 2
-    assert found["sglite_inter_token_latency_seconds_count"] == 8
+    assert found["sglite_inter_token_latency_seconds_count"] == 0, "nobody looked between two tokens"
     assert found["sglite_time_per_output_token_seconds_count"] == 4
     assert found["sglite_request_duration_seconds_count"] == 2
     assert found["sglite_requests_in_flight"] == 0
     assert found["sglite_http_responses_total{route=/v1/completions,status=200}"] == 1
+
+
+def test_only_streams_have_times_between_tokens(call: Call) -> None:
+    body = {"prompt": ["aaaa", "bbbb"], "max_tokens": 3, "n": 2, "stream": True}
+    assert call("POST", "/v1/completions", json=body).status_code == 200
+    assert scrape(call)["sglite_inter_token_latency_seconds_count"] == 8
 
 
 def test_outcomes_are_told_apart(call: Call, backend: Any) -> None:

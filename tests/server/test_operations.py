@@ -12,7 +12,7 @@ import pytest
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.gate import default_hosts
-from sglite.runtime.server.turnstile import Crowd, Rates
+from sglite.runtime.server.seats import Crowd, Rates
 
 Call = Callable[..., httpx.Response]
 KEYS = ServerConfig(api_keys=("alpha", "beta"), admin_key="root")
@@ -217,7 +217,7 @@ def test_draining(backend: Any) -> None:
         assert (await app.client.get("/ready")).status_code == 200
         running = app.start()
         await app.until_running(1)
-        app.app.state.service.draining = True
+        app.app.state.service.seats.draining = True
         for response in (await app.client.get("/ready"), await app.start()):
             assert response.status_code == 503
             assert response.headers["retry-after"]

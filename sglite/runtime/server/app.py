@@ -30,6 +30,7 @@ from sglite.runtime.server.body import BoundedBody
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.context import Service
 from sglite.runtime.server.door import Door
+from sglite.runtime.server.front import Front
 from sglite.runtime.server.gate import Gate
 from sglite.runtime.server.pulse import measure_lag
 from sglite.runtime.server.spans import Spans
@@ -55,8 +56,9 @@ def create_app(
         lifespan=partial(_lifespan, service),
     )
     app.state.service = service
+    app.state.front = Front(service)
     failures.install(app)
-    app.add_middleware(Turnstile, config=config, service=service)  # the innermost
+    app.add_middleware(Turnstile, service=service)  # the innermost
     app.add_middleware(BoundedBody, config=config, uploads=files.UPLOADS)
     app.add_middleware(Gate, config=config)
     app.add_middleware(Door, config=config, metrics=service.metrics)

@@ -33,7 +33,10 @@ class ServerConfig:
     log_format: str = _option("text", "how log lines are written: text, or json (one object a line)")
     log_level: str = _option("warning", "least level of log lines: debug, info (a line a request), warning or error")
     otlp_endpoint: str = _option("", "OTLP/HTTP address that gets OpenTelemetry spans (needs the extra otel)")
-    max_concurrency: int = _option(4096, "most generation requests at once; more are refused with 429")
+    max_concurrency: int = _option(
+        0, "most generation requests at once; more are refused with 429 (0: as many as the engine computes and queues)"
+    )
+    max_connections: int = _option(8192, "most open connections; more are refused with 503")
     key_concurrency: int = _option(0, "most generation requests at once of one key (0: no limit)")
     rate_limit: int = _option(0, "most generation requests a minute of one key (0: no limit)")
     data_folder: str = _option("", "where files and batches are kept (default: in the cache folder, by port)")
@@ -62,11 +65,11 @@ class ServerConfig:
             "max_depth",
             "max_batch",
             "max_samples",
-            "max_concurrency",
+            "max_connections",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("key_concurrency", "rate_limit"):
+        for name in ("max_concurrency", "key_concurrency", "rate_limit"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, not {getattr(self, name)}")
         if any(not key or not key.isascii() for key in (*self.api_keys, self.admin_key or "x")):

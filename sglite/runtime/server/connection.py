@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from typing import Any
+from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from sglite.errors import UnavailableError
 from sglite.runtime.server.config import ServerConfig
-from sglite.runtime.server.failures import Failure, refuse
+from sglite.runtime.server.context import Service
+from sglite.runtime.server.failures import Failure, describe, refuse
+from sglite.runtime.server.front import Early, Front
+
+_CROWDED = 1.0
+"""Seconds that a connection beyond the limit gets to ask, and to hear that there is no room."""
 
 
 class Connection(HttpToolsProtocol):
@@ -18,7 +26,12 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._bounds: ServerConfig = self.config.app.state.service.config  # type: ignore[union-attr]
+        service: Service = self.config.app.state.service  # type: ignore[union-attr]
+        self._bounds: ServerConfig = service.config
+        self._front: Front = self.config.app.state.front  # type: ignore[union-attr]
+        self._starts = service.starts
+        self._crowded = False
+        """There are too many connections: this one is told so."""
         self._head: int | None = 0
         """Bytes of the head that is under way; None in a body."""
         self._patience: asyncio.TimerHandle | None = None
@@ -26,6 +39,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._crowded = len(self.connections) > self._bounds.max_connections
         self._be_patient()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -58,9 +72,31 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(refuse(400, "this is not HTTP/1.1", "bad_request").failure)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if (early := self._early(cast(Scope, cycle.scope))) is None:
+            self._starts.soon(lambda: self._begin(cycle, app))
+            return
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(early.data)
+        if early.close or not cycle.keep_alive:
+            self._deaf = True
+            self.transport.close()
+        self.on_response_complete()
+
+    def _early(self, scope: Scope) -> Early | None:
+        if self._crowded:
+            failure = describe(UnavailableError("too many connections are open; try again later"))
+            return self._front.refusal(failure, scope, close=True)
+        return self._front.answer(scope)
+
+    def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if not cycle.disconnected:  # or its client has left already
+            super()._start_asgi_task(cycle, app)
+
     def _be_patient(self) -> None:
         if self._patience is None:
-            self._patience = self.loop.call_later(self._bounds.read_timeout, self._too_slow)
+            patience = min(_CROWDED, self._bounds.read_timeout) if self._crowded else self._bounds.read_timeout
+            self._patience = self.loop.call_later(patience, self._too_slow)
 
     def _stop_waiting(self) -> None:
         if self._patience is not None:

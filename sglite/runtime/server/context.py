@@ -14,15 +14,20 @@ from fastapi import Depends, Request
 
 from sglite.errors import InvalidRequestError, NotFoundError
 from sglite.protocol import Backend, ModelInfo
+from sglite.runtime.pace import Pace
 from sglite.runtime.server.answers import AnswerMemo
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.logs import traced_headers
 from sglite.runtime.server.metrics import MeteredBackend, Metrics
+from sglite.runtime.server.seats import Seats
 from sglite.runtime.server.spans import Spans
 from sglite.runtime.server.traces import CallRecord, Traces
 
 if TYPE_CHECKING:
     from sglite.runtime.server.batches import BatchRunner
+
+_STARTS = 4
+"""Requests that begin in one turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +50,23 @@ class Service:
         self.backend: Backend = MeteredBackend(backend, self.metrics, [self._ended])
         self.config = config
         self.started = time.time()
-        self.draining = False
+        self.seats = Seats(config)
+        self.starts = Pace(_STARTS)
+        """Requests on their way in: each costs a millisecond before it waits for the model."""
         self.answers = AnswerMemo()
         self.batches: BatchRunner | None = None
         """The BatchRunner, where there are files and batches."""
         self.in_flight: dict[tuple[str, str], Flight] = {}
         self._model: ModelInfo | None = None
 
+    @property
+    def draining(self) -> bool:
+        return self.seats.draining
+
     async def model(self) -> ModelInfo:
         if self._model is None:
             self._model = await self.backend.info()
+            self.seats.suit(self._model)
         return self._model
 
     def _ended(self, record: CallRecord) -> None:

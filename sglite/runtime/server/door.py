@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import re
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -11,10 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.failures import describe, log, refuse
-from sglite.runtime.server.logs import request_id, traced_headers
+from sglite.runtime.server.logs import request_id, request_id_of, traced_headers
 from sglite.runtime.server.metrics import Metrics
-
-_ID = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
 
 
 class Door:
@@ -30,7 +26,7 @@ class Door:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        answer = _Answer(send, _request_id(headers))
+        answer = _Answer(send, request_id_of(headers.get("x-request-id", "")))
         request_id.set(answer.request_id)
         if "traceparent" in headers:
             traced_headers.set({name: headers[name] for name in ("traceparent", "tracestate") if name in headers})
@@ -76,8 +72,3 @@ class _Answer:
             self.status = message["status"]
             MutableHeaders(scope=message)["x-request-id"] = self.request_id
         await self._send(message)
-
-
-def _request_id(headers: Headers) -> str:
-    given = headers.get("x-request-id", "")
-    return given if _ID.match(given) else f"{random.getrandbits(128):032x}"  # no secret: os.urandom costs more

@@ -67,7 +67,7 @@ class Gate:
 
     def _check_host(self, headers: Headers) -> None:
         """A page in a browser may call us under its own name, pointed at our address: not under one of ours."""
-        if self._hosts and _host_name(headers.get("host", "")) not in self._hosts:
+        if self._hosts and host_name(headers.get("host", "")) not in self._hosts:
             raise refuse(421, "this server is not called that; see the option allowed-hosts", "unknown_host")
 
 
@@ -85,7 +85,7 @@ def default_hosts(host: str) -> tuple[str, ...]:
     return tuple(sorted(_LOOPBACK_NAMES | {host})) if is_loopback(host) else ()
 
 
-def _host_name(value: str) -> str:
+def host_name(value: str) -> str:
     name, colon, port = value.rpartition(":")
     return (name if colon and port.isdecimal() else value).lower()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import random
+import re
 import sys
 import time
 from contextvars import ContextVar
@@ -14,7 +16,13 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 traced_headers: ContextVar[dict[str, str] | None] = ContextVar("traced_headers", default=None)
 """The headers by which a client says to which trace of its own a request belongs."""
 
+_ID = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def request_id_of(given: str) -> str:
+    """The id that a client chose, or one of ours; no secret, and os.urandom costs more."""
+    return given if _ID.match(given) else f"{random.getrandbits(128):032x}"
 
 
 def set_up(format: str, level: str) -> None:

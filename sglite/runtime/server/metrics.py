@@ -31,7 +31,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.ttft = self._seconds("time_to_first_token", "From a request's start to its first token")
-        self.itl = self._seconds("inter_token_latency", "Between one chunk of a sample and the next")
+        self.itl = self._seconds("inter_token_latency", "Between one chunk of a streamed sample and the next")
         self.tpot = self._seconds("time_per_output_token", "A sample's decoding time per token after the first")
         self.duration = self._seconds("request_duration", "From a request's start to its end")
         self.queue = self._seconds("queue", "Waiting before the first step")
@@ -165,10 +165,9 @@ class _Watch:
     def _token(self, index: int, now: float) -> None:
         if not self._first:
             self._metrics.ttft.observe(now - self._started)
-        if index in self._last:
+        if index in self._last and not self._request.whole:
             self._metrics.itl.observe(now - self._last[index])
-        else:
-            self._first[index] = now
+        self._first.setdefault(index, now)
         self._last[index] = now
 
     def _per_token(self, index: int, now: float, tokens: int) -> None:

@@ -88,7 +88,7 @@ async def follow(
 async def collect(backend: Backend, requests: Sequence[GenerateRequest]) -> list[Result]:
     """All requests run to their end."""
     results = results_for(requests)
-    async for _ in follow(backend, requests, results):
+    async for _ in follow(backend, [replace(request, whole=True) for request in requests], results):
         pass
     return results
 

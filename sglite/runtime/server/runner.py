@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 
@@ -24,6 +26,8 @@ from sglite.runtime.server.logs import set_up
 from sglite.runtime.server.spans import open_spans
 from sglite.runtime.server.store import Store, open_store
 
+_BACKLOG = 4096
+"""Connections that wait to be accepted; the system may allow fewer. One beyond them tries again after a second."""
 _LAST_WORDS = 1.0
 """Seconds in which cancelled requests end their answers."""
 
@@ -46,8 +50,23 @@ def serve_on(
 ) -> None:
     """Like ``serve``, on a socket that listens and a store that is open already."""
     set_up(config.log_format, config.log_level)
+    allow_open_files()
     with _ending_is_no_error():
-        _Server(backend, config, store, lambda: ready(url_of(listener))).run(sockets=[listener])
+        server = _Server(backend, config, store, lambda: ready(url_of(listener)))
+        gc.collect()
+        gc.freeze()  # modules and routes stay: collections of what requests leave behind need not look at them
+        server.run(sockets=[listener])
+
+
+def allow_open_files() -> None:
+    """As many as the system lets us have: each connection is one."""
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:
+            with suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextmanager
@@ -88,7 +107,7 @@ def listen(config: ServerConfig) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
-        listener.listen(1024)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
@@ -146,6 +165,6 @@ class _Server(uvicorn.Server):
             await asyncio.wait(self.server_state.tasks, timeout=_LAST_WORDS)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.config.app.state.service.draining = True  # type: ignore[union-attr]
+        self.config.app.state.service.seats.draining = True  # type: ignore[union-attr]
         self.force_exit = self.should_exit
         super().handle_exit(sig, frame)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sglite.codec import decode, encode, encode_error
 from sglite.errors import InvalidRequestError, RequestError, SgliteError, UnsupportedError
 from sglite.protocol import Chunk, GenerateRequest
+from sglite.runtime.worker.joining import joined
 from sglite.runtime.worker.wire import (
     VERBS,
     Answer,
@@ -54,7 +56,17 @@ def main(build: Build | None = None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal's, a service manager's: the parent drains, then we end
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1])), build or _engine))
+    _run(_serve(socket.socket(fileno=int(sys.argv[1])), build or _engine))
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    """On uvloop where there is one: the engine's thread wakes it without giving up the interpreter's lock."""
+    if sys.platform == "win32":
+        asyncio.run(main)
+    else:
+        import uvloop
+
+        uvloop.run(main)
 
 
 def end_with_parent(parent: int) -> None:
@@ -127,6 +139,7 @@ class _Worker:
     async def _load(self, options: Mapping[str, Any]) -> None:
         try:
             self._engine = await asyncio.to_thread(self._build, options)
+            gc.freeze()  # half a million objects that stay: no collection need look at them again
             self.link.send(Ready(await self._engine.info()))
         except Exception as error:
             log.debug("the engine could not be built", exc_info=error)
@@ -151,8 +164,8 @@ class _Worker:
     async def _generate(self, call: int, request: GenerateRequest) -> None:
         assert self._engine is not None, "the parent waits for Ready"
         try:
-            async with aclosing(self._engine.generate(request)) as chunks:
-                async for chunk in chunks:
+            async with aclosing(self._engine.generate(request)) as found:
+                async for chunk in joined(found) if request.whole else found:
                     self._tell(self._chunks, (call, chunk))
         except Exception as error:
             self._fail(call, error)

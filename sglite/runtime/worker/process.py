@@ -9,11 +9,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sglite.codec import decode, decode_error, encode
 from sglite.errors import OverloadedError, RequestError, SgliteError, UnavailableError
 from sglite.protocol import Chunk, GenerateRequest, ModelInfo
+from sglite.runtime.pace import Pace
 from sglite.runtime.worker.config import WorkerConfig
 from sglite.runtime.worker.wire import (
     VERBS,
@@ -34,6 +36,8 @@ Item = Chunk | Answer | SgliteError
 
 MAX_WAITING = 10_000
 """Chunks that may wait for one caller who does not take them; then the call ends with an error."""
+_DELIVERIES = 12
+"""Callers woken in one turn of the event loop: an answer that ends costs its caller a fraction of a millisecond."""
 _GRACE = 5.0
 """Seconds that a worker gets to end by itself before it is killed."""
 
@@ -50,6 +54,7 @@ class WorkerProcess:
         self._config = config
         self._link = Link(self._received, self._lost)
         self._calls: dict[int, asyncio.Queue[Item]] = {}
+        self._deliveries = Pace(_DELIVERIES)
         self._numbers = itertools.count()
         self._heard = time.monotonic()
 
@@ -119,11 +124,11 @@ class WorkerProcess:
         match message:
             case Step(chunks, failures):
                 for call, chunk in chunks:
-                    self._deliver(call, chunk)
+                    self._deliveries.soon(partial(self._deliver, call, chunk))
                 for call, error in failures:
-                    self._end(call, decode_error(error))
-            case Answer():
-                self._end(message.call, message)
+                    self._deliveries.soon(partial(self._end, call, decode_error(error)))
+            case Answer():  # an abort's answer follows what it aborted
+                self._deliveries.soon(partial(self._end, message.call, message))
             case Beat(silence, stats):
                 self._heard, self.stats = time.monotonic() - silence, stats
             case Ready(info):
@@ -151,6 +156,7 @@ class WorkerProcess:
 
     def _lost(self, error: Exception | None) -> None:
         """Every call ends, once, in the same turn of the loop in which the end is known."""
+        self._deliveries.finish()
         if self.error is None and isinstance(error, SgliteError):
             self.error = error
         self.ended.set()
