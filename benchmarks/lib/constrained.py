@@ -123,9 +123,10 @@ async def _one(engine: Engine, schema: Any, seed: int, i: int, budget: int = 256
 
 def _verdicts(asked: Sequence[tuple[dict, Any]], found: Sequence[Answer]) -> dict[str, Any]:
     count: Counter[str] = Counter(answers=len(found))
-    for (row, _), one in zip(asked, found, strict=True):
+    for (row, seed), one in zip(asked, found, strict=True):
         if one.error:
             count["below the minimum" if "too few" in one.error else f"error {one.error}"] += 1
+            print(row.get("name"), "seed", seed, one.error)
         else:
             valid = is_valid(row["schema"], one.text)
             count["valid" if valid else "INVALID"] += 1

@@ -14,12 +14,14 @@ from typing import Any
 
 from sglite.runtime.grammar.base import MaskGrammar, MaskMatcher
 from sglite.runtime.grammar.tokens import TokenTable
-from sglite.runtime.grammar.way_out import Brackets, ByteMatcher, Judged, Way, fewest_tokens, way_out
+from sglite.runtime.grammar.way_out import Brackets, ByteMatcher, Endings, Judged, Way, fewest_tokens, way_out
 
-START_WORK = 2_000
-"""Bytes tried for the fewest tokens of a grammar: about 10 ms."""
-STEP_WORK = 5_000
-"""Bytes tried for the way out of one place: enough for a string that must have some 300 characters."""
+START_WORK = 5_000
+"""Bytes tried for the fewest tokens of a grammar: enough for an answer of 2,000 characters."""
+STEP_WORK = 1_000
+"""Bytes tried for the way out of one place."""
+BYTES_A_TOKEN = 2
+"""What is no longer than so many bytes for each token of the budget is not shortened further."""
 MARGIN = 16
 """From so many tokens before the estimate on, every place is looked at: an escape or half a character adds a few."""
 
@@ -27,21 +29,29 @@ MARGIN = 16
 @dataclass(frozen=True)
 class Exits:
     """What a grammar knows of its ways out. ``size`` estimates that of the whole, ``growth`` of its largest part, both
-    in tokens; ``is_json`` says that brackets tell something."""
+    in tokens; ``is_json`` says that brackets tell something; ``endings`` how strings may end."""
 
     masks: MaskGrammar
     tokens: TokenTable
     is_json: bool
     size: int
     growth: int
+    endings: Endings
 
-    def shortest(self, judged: Judged | None) -> list[int] | None:
-        """The fewest tokens of a complete answer, as far as the search goes."""
-        start = self.masks.byte_matcher()
-        found = way_out(start, Brackets() if self.is_json else None, START_WORK, 0, judged).path
+    def shortest(self, judged: Judged | None, enough: int = 0) -> list[int] | None:
+        """The fewest tokens of a complete answer, as far as the search goes; or soon some that should be no more than
+        ``enough``."""
+        found = self.search(self.masks.byte_matcher(), b"", START_WORK, enough * BYTES_A_TOKEN, judged).path
         return (
             None if found is None else fewest_tokens(self.tokens, found, lambda ids: _ends(self.masks.matcher(), ids))
         )
+
+    def search(
+        self, place: ByteMatcher, text: bytes | bytearray, work: int, enough: int, judged: Judged | None
+    ) -> Way:
+        """The way out of ``place``, where ``text`` has led."""
+        brackets = Brackets().after(text) if self.is_json else None
+        return way_out(place, brackets, work, enough, judged, self.endings)
 
     def grown_by(self, ids: Sequence[int]) -> int:
         """What ``ids`` add to the way out, at most."""
@@ -137,7 +147,7 @@ class Budget:
         return ids, len(ids) if ids is not None else self._when_not_found()
 
     def _search(self, text: bytes | bytearray, judged: Judged | None) -> Way:
-        return way_out(self._place(text), self._brackets(text), STEP_WORK, self.left, judged)
+        return self._exits.search(self._place(text), text, STEP_WORK, self.left, judged)
 
     def _counted(self, masks: MaskMatcher, found: bytes | None) -> list[int] | None:
         """What was found, in tokens."""
@@ -152,9 +162,6 @@ class Budget:
         assert fine, "the bytes of accepted tokens are in the grammar"
         self._read = len(text)
         return self._bytes
-
-    def _brackets(self, text: bytes | bytearray) -> Brackets | None:
-        return Brackets().after(text) if self._exits.is_json else None
 
 
 def _holds(judged: Judged | None, text: bytes) -> bool:

@@ -13,6 +13,7 @@ from sglite.errors import GrammarError
 from sglite.protocol import Constraint
 from sglite.runtime.grammar.base import MaskBackend, MaskBatch, MaskGrammar, MaskMatcher, MaskRow
 from sglite.runtime.grammar.budget import Budget, Exits, sizes
+from sglite.runtime.grammar.endings import Endings
 from sglite.runtime.grammar.judge import check_text
 from sglite.runtime.grammar.llguidance_backend import LLGuidanceMatcher, allow, fill_rows, forbid
 from sglite.runtime.grammar.schema import SchemaPlan, plan_schema
@@ -60,13 +61,21 @@ class GuardedGrammar:
         self.kind = kind
         self.plan = plan
         self.nbytes = masks.nbytes
+        self._known: list[int] | None = None
+        """A complete answer that was short enough for a budget."""
 
     @property
     def min_tokens(self) -> int | None:
         return len(self._shortest) if self._shortest is not None else None
 
     def is_ready(self, budget: int | None) -> bool:
-        return budget is None or self.kind not in COMPLETE or self._exits.size < budget or "_shortest" in vars(self)
+        return (
+            budget is None
+            or self.kind not in COMPLETE
+            or self._exits.size < budget
+            or self._knows(budget)
+            or "_shortest" in vars(self)
+        )
 
     def matcher(self, budget: int | None = None) -> GuardedMatcher:
         judge = self.plan.judge if self.plan is not None else None
@@ -77,13 +86,23 @@ class GuardedGrammar:
     def _budget(self, tokens: int) -> Budget:
         if self._exits.size < tokens:
             return Budget(self._exits, tokens, None)
-        if self.min_tokens is not None and tokens < self.min_tokens:
+        answer = self._known if self._knows(tokens) else self._answer_within(tokens)
+        if answer is not None and tokens < len(answer):
             raise GrammarError(
-                f"{tokens} new tokens are too few for this {self.kind}: its shortest answer has {self.min_tokens}",
+                f"{tokens} new tokens are too few for this {self.kind}: its shortest answer has {len(answer)}",
                 kind="limit",
                 param="max_tokens",
             )
-        return Budget(self._exits, tokens, self._shortest)
+        return Budget(self._exits, tokens, answer)
+
+    def _knows(self, tokens: int) -> bool:
+        return self._known is not None and len(self._known) <= tokens
+
+    def _answer_within(self, tokens: int) -> list[int] | None:
+        """Soon some answer that is short enough, or else the shortest that is known."""
+        if "_shortest" not in vars(self):
+            self._known = self._exits.shortest(self._ahead, tokens)
+        return self._known if self._knows(tokens) else self._shortest
 
     def wrong(self, text: bytes) -> str | None:
         """What is wrong with a finished text that the mask accepts."""
@@ -92,13 +111,17 @@ class GuardedGrammar:
     @cached_property
     def _exits(self) -> Exits:
         size, growth = sizes(self.plan.mask_schema) if self.plan is not None else (64, 64)
-        return Exits(self.masks, self.backend.tokens, self.kind != "choices", size, growth)
+        endings = Endings(self.plan.patterns if self.plan is not None else ())
+        return Exits(self.masks, self.backend.tokens, self.kind != "choices", size, growth, endings.of)
 
     @cached_property
     def _shortest(self) -> list[int] | None:
+        return self._exits.shortest(self._ahead)
+
+    @property
+    def _ahead(self) -> Ahead | None:
         judge = self.plan.judge if self.plan is not None else None
-        search = Search(judge, self.backend.tokens) if judge is not None else None
-        return self._exits.shortest(search.ahead(b"", self.wrong) if search is not None else None)
+        return Search(judge, self.backend.tokens).ahead(b"", self.wrong) if judge is not None else None
 
 
 class GuardedMatcher:

@@ -117,9 +117,8 @@ class LLGuidanceBytes:
     def allowed(self) -> bytes:
         if self._ll.is_stopped():
             return b""
-        bits = np.frombuffer(self._ll.compute_bitmask(), np.uint8)
-        found = np.flatnonzero(np.unpackbits(bits, bitorder="little")[:EOS_BYTE])
-        return found.astype(np.uint8).tobytes()
+        bits = self._ll.compute_bitmask()[: EOS_BYTE // 8]
+        return b"".join(map(tuple.__getitem__, _BYTES_OF, bits))
 
     def forced(self) -> bytes:
         return b"" if self._ll.is_stopped() else bytes(self._ll.compute_ff_bytes())
@@ -133,6 +132,11 @@ class LLGuidanceBytes:
 
 
 EOS_BYTE = 256
+_BYTES_OF = tuple(
+    tuple(bytes(8 * i + bit for bit in range(8) if bits >> bit & 1) for bits in range(256))
+    for i in range(EOS_BYTE // 8)
+)
+"""The bytes that the i-th byte of a mask allows."""
 
 
 class _Bytes:

@@ -218,20 +218,20 @@ def _property(part: dict[str, Any], name: str) -> Json | None:
 
 @lru_cache(4096)
 def _disjoint_patterns(one: str, other: str) -> bool:
-    first, second = _automaton(one), _automaton(other)
+    first, second = automaton(one), automaton(other)
     if first is None or second is None:
         return False
     return bool((first & second).empty())  # not isdisjoint: it is wrong where the alphabets differ
 
 
 @lru_cache(256)
-def _automaton(pattern: str) -> Any:
+def automaton(pattern: str, longest: int = MAX_PATTERN) -> Any:
     """The automaton of the strings the pattern matches somewhere; None for what is too large or not understood."""
     try:
         portable = translate(pattern).portable
     except GrammarError:
         return None
-    if portable is None or len(portable) > MAX_PATTERN or re.search(r"\{\d{3}|\{\d+,?\d*\}.*\{\d", portable):
+    if portable is None or len(portable) > longest or re.search(r"\{\d{3}|\{\d+,?\d*\}.*\{\d", portable):
         return None
     inner = _unanchored(portable)
     try:

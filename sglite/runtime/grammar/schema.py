@@ -25,13 +25,15 @@ some hundred combinations llguidance leaves some out without a word."""
 @dataclass(frozen=True)
 class SchemaPlan:
     """``masks`` allows at least the schema's values; ``judge`` sees to the rest, and is None where there is none;
-    ``validation`` checks finished answers; ``how`` says for each keyword how it is enforced."""
+    ``validation`` checks finished answers; ``how`` says for each keyword how it is enforced; ``patterns`` are all
+    that strings may have to match."""
 
     masks: MaskGrammar
     mask_schema: dict[str, Any]
     judge: SchemaJudge | None
     validation: Validation
     how: dict[str, str]
+    patterns: tuple[str, ...]
 
 
 def plan_schema(source: str, compile: Callable[[str], MaskGrammar]) -> SchemaPlan:
@@ -43,7 +45,8 @@ def plan_schema(source: str, compile: Callable[[str], MaskGrammar]) -> SchemaPla
     atlas = Atlas(schema, scope, dialect, lowered.judged)
     validation = Validation(schema, dialect)
     judge = SchemaJudge(atlas, validation) if lowered.judged else None
-    return SchemaPlan(masks, lowered.mask, judge, validation, lowered.how)
+    patterns = tuple(dict.fromkeys(pattern.source for _, pattern in lowered.patterns))
+    return SchemaPlan(masks, lowered.mask, judge, validation, lowered.how, patterns)
 
 
 def _masks(

@@ -32,21 +32,26 @@ class TokenTable:
 
     def fewest(self, text: bytes) -> list[int] | None:
         """The fewest tokens that spell ``text``; None where a byte has no token."""
-        best: list[tuple[int, int]] = [(0, -1)]  # for each length: number of tokens, last token
-        for end in range(1, len(text) + 1):
-            options = [
-                (best[start][0] + 1, id)
-                for start in range(max(0, end - self._longest), end)
-                if best[start][0] >= 0 and (id := self._id_of.get(text[start:end], -1)) >= 0
-            ]
-            best.append(min(options, default=(-1, -1)))
-        ids: list[int] = []
-        at = len(text)
+        ids, size, (words, _) = self._id_of, len(text), self._sorted
+        cost, last = [0] + [size + 1] * size, [-1] * (size + 1)  # of each beginning: how many tokens, which is last
+        for start in range(size):
+            if cost[start] > size:
+                continue
+            for end in range(start + 1, size + 1):
+                word = text[start:end]
+                if cost[start] + 1 < cost[end] and word in ids:
+                    cost[end], last[end] = cost[start] + 1, ids[word]
+                at = bisect_left(words, word)
+                if at == len(words) or not words[at].startswith(word):
+                    break  # no longer token begins so
+        return self._back(last, size) if cost[size] <= size else None
+
+    def _back(self, last: Sequence[int], at: int) -> list[int]:
+        """The tokens that lead to ``at``, where ``last[i]`` leads to ``i``."""
+        ids = []
         while at > 0:
-            if best[at][0] < 0:
-                return None
-            ids.append(best[at][1])
-            at -= len(self.bytes_of[best[at][1]])
+            ids.append(last[at])
+            at -= len(self.bytes_of[last[at]])
         return ids[::-1]
 
     @cached_property
@@ -57,7 +62,3 @@ class TokenTable:
     @cached_property
     def _id_of(self) -> dict[bytes, int]:
         return {word: id for id, word in reversed(list(enumerate(self.bytes_of))) if word}
-
-    @cached_property
-    def _longest(self) -> int:
-        return min(64, max(map(len, self.bytes_of)))

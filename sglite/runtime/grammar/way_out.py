@@ -13,14 +13,14 @@ import itertools
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 from sglite.runtime.grammar.tokens import TokenTable
 
 SECONDS = 0.3
-"""After which a pass ends, whatever its work: hostile grammars make a single byte expensive."""
+"""After which the search ends, whatever its work: hostile grammars make a single byte expensive."""
 WIDE = 24
 """Where more bytes than this are allowed, they are mostly the content of a string, and a few stand for all."""
 SAMPLES = b'"}],:01aA -.@/'
@@ -29,6 +29,11 @@ PASSES = ((SAMPLES, True), (SAMPLES, False), (bytes(range(0x20, 0x7F)), True))
 be (items that must differ). Each is tried when the one before found nothing."""
 PREFERRED = b'}]",0123456789[ntf{'
 """What tends to end a value soonest, best first."""
+FILLERS = b"a0"
+"""What a string is filled with until it is long enough to end."""
+STRETCH = 2048
+"""So many bytes at most."""
+QUOTE = 0x22
 
 
 class Judged(Protocol):
@@ -74,38 +79,47 @@ class ByteMatcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Brackets:
-    """What is open in a JSON text: at least so many bytes are still to come."""
+    """What is open in a JSON text: at least so many bytes are still to come. ``content`` is what the open string holds
+    so far."""
 
     depth: int = 0
     in_string: bool = False
     escaped: bool = False
+    content: bytes = b""
 
     def after(self, data: bytes | bytearray) -> Brackets:
-        depth, in_string, escaped = self.depth, self.in_string, self.escaped
-        for byte in data:
+        depth, in_string, escaped, content = self.depth, self.in_string, self.escaped, self.content
+        begun = 0
+        for i, byte in enumerate(data):
             if escaped:
                 escaped = False
             elif in_string:
-                escaped, in_string = byte == 0x5C, byte != 0x22
-            elif byte == 0x22:
-                in_string = True
+                escaped, in_string = byte == 0x5C, byte != QUOTE
+            elif byte == QUOTE:
+                in_string, content, begun = True, b"", i + 1
             else:
                 depth += (byte in b"[{") - (byte in b"]}")
-        return Brackets(depth, in_string, escaped)
+        return Brackets(depth, in_string, escaped, content + data[begun:] if in_string else b"")
 
     @property
     def open(self) -> int:
         return self.depth + self.in_string
 
 
-def way_out(start: ByteMatcher, brackets: Brackets | None, work: int, enough: int, judged: Judged | None) -> Way:
+Endings = Callable[[bytes], Iterable[bytes]]
+"""How a string may end whose content begins so: the rest of it, with its closing quote."""
+
+
+def way_out(
+    start: ByteMatcher, brackets: Brackets | None, work: int, enough: int, judged: Judged | None, endings: Endings
+) -> Way:
     """The shortest bytes after which the text is complete (and ``judged`` valid) that trying ``work`` bytes finds; or
     the first that are no more than ``enough``. ``brackets`` is what is open in a JSON text, None for other
     grammars."""
-    hopeless = False
-    for samples, merge in PASSES if judged is not None else (PASSES[0], PASSES[2]):
-        search = _Search(start, brackets, work, samples, merge, judged)
-        for path in search.ways():
+    hopeless, end = False, time.monotonic() + SECONDS
+    for samples, merge in PASSES:
+        search = _Search(start, brackets, work, samples, merge, judged, endings)
+        for path in search.ways(end):
             if (search.bound is None or len(path) < len(search.bound)) and (judged is None or judged.valid(path)):
                 search.bound = path
                 if len(path) <= enough:
@@ -151,8 +165,11 @@ class _Search:
         samples: bytes,
         merge: bool,
         judged: Judged | None,
+        endings: Endings,
     ) -> None:
         self._samples = samples
+        self._endings = endings
+        self._stretched: set[_State] = set()
         self._merge = merge
         self._judged = judged
         place = judged.begin() if judged is not None else None
@@ -164,10 +181,9 @@ class _Search:
         self.saw_everything = False
         self._left_out = False
 
-    def ways(self) -> Iterator[bytes]:
+    def ways(self, end: float) -> Iterator[bytes]:
         ties = itertools.count()
         heap: list[tuple[int, int, _Step]] = [(0, 0, self._start)]
-        end = time.monotonic() + SECONDS
         while heap and self._work > 0 and time.monotonic() < end:
             detours, _, step = heapq.heappop(heap)
             if step.matcher.accepting:
@@ -180,45 +196,70 @@ class _Search:
 
     def _steps(self, step: _Step) -> list[_Step]:
         """The next places, the most promising first; of those that look alike one is enough (with ``merge``)."""
-        found: dict[tuple[_State, int], tuple[tuple[int, ...], _Step]] = {}
-        for byte in self._candidates(step.matcher.allowed()):
+        found: dict[tuple[_State, bytes], tuple[tuple[int, ...], _Step]] = {}
+        for data in self._candidates(step):
             self._work -= 1
             child = step.matcher.clone()
-            ahead = _advance(child, byte)
+            ahead = _advance(child, data)
             if ahead is None:
                 continue
-            more = bytes([byte]) + ahead
+            more = data + ahead
             opened = step.opened.after(more) if step.opened is not None else None
             state = (child.allowed() + bytes([child.accepting]), ahead)
             place = None if self._judged is None else self._judged.after(step.place, step.path + more)
             if self._judged is not None and place is None:
                 continue
             after = _Step(step.path + more, child, opened, state, place)
-            rank = (after.open, self._seen[state], _preference(byte), len(ahead))
-            key = (state, 0 if self._merge else byte)
+            rank = (after.open, self._seen[state], _preference(data), len(more))
+            key = (state, b"" if self._merge else data)
             self._left_out = self._left_out or key in found
             if self._may_be_shorter(after) and (key not in found or rank < found[key][0]):
                 found[key] = (rank, after)
         return [after for _, after in sorted(found.values(), key=lambda entry: entry[0])]
 
-    def _candidates(self, allowed: bytes) -> bytes:
-        if len(allowed) <= WIDE:
-            return allowed
-        self._left_out = True
-        return bytes(byte for byte in self._samples if byte in allowed) or allowed[:WIDE]
+    def _candidates(self, step: _Step) -> list[bytes]:
+        allowed = step.matcher.allowed()
+        inside = step.opened is not None and step.opened.in_string and QUOTE not in allowed
+        known = [] if step.opened is None or not inside else list(self._endings(step.opened.content))
+        if inside and not known:
+            known = self._fillings(step, allowed)
+        if len(allowed) > WIDE:
+            self._left_out = True
+            allowed = bytes(byte for byte in self._samples if byte in allowed) or allowed[:WIDE]
+        return known + [bytes([byte]) for byte in allowed]
+
+    def _fillings(self, step: _Step, allowed: bytes) -> list[bytes]:
+        """As much of the same as it takes for the string to end, where that is all it takes."""
+        if step.state in self._stretched:
+            return []
+        self._stretched.add(step.state)
+        found = (_filling(step.matcher.clone(), bytes([byte])) for byte in FILLERS if byte in allowed)
+        return [filling for filling in found if filling]
 
     def _may_be_shorter(self, step: _Step) -> bool:
         return self.bound is None or len(step.path) + step.open < len(self.bound)
 
 
-def _preference(byte: int) -> int:
-    found = PREFERRED.find(byte)
+def _filling(matcher: ByteMatcher, byte: bytes) -> bytes:
+    for count in range(1, STRETCH):
+        if not matcher.accept(byte):
+            return b""
+        allowed = matcher.allowed()
+        if QUOTE in allowed:
+            return byte * count if count > 1 else b""
+        if byte[0] not in allowed:
+            return b""
+    return b""
+
+
+def _preference(data: bytes) -> int:
+    found = PREFERRED.find(data[-1:])
     return found if found >= 0 else len(PREFERRED)
 
 
-def _advance(matcher: ByteMatcher, byte: int) -> bytes | None:
-    """Take ``byte`` and what it forces; None where that leads nowhere."""
-    if not matcher.accept(bytes([byte])):
+def _advance(matcher: ByteMatcher, data: bytes) -> bytes | None:
+    """Take ``data`` and what it forces; None where that leads nowhere."""
+    if not matcher.accept(data):
         return None
     ahead = matcher.forced()
     return ahead if not ahead or matcher.accept(ahead) else None
