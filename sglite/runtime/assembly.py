@@ -160,16 +160,12 @@ class Runners(Protocol):
 
 
 class _Cpu:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
     def pool(self, config: EngineConfig, model: Model) -> int:
         return _CPU_KV_TOKENS
 
     def runner(self, config: EngineConfig, model: Model, pages: int) -> StepRunner:
         return Runner(
             model,
-            device=self._device,
             pages=pages,
             page_size=config.page_size,
             slots=config.max_running,
@@ -181,7 +177,7 @@ class _Cpu:
 
 def _runners_of(device: torch.device) -> Runners:
     if device.type != "cuda":
-        return _Cpu(device)
+        return _Cpu()
     from sglite.runtime.gpu.building import Gpu
 
     return Gpu(device)

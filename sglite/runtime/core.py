@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from sglite.errors import AbortedError, DeadlineError, RequestError, SgliteError
@@ -24,8 +22,9 @@ from sglite.runtime.embedding import EmbedTrack
 from sglite.runtime.grammar.base import FillMasks, MaskRow
 from sglite.runtime.ledger import PagesError
 from sglite.runtime.plan import Plan, Row, pending
-from sglite.runtime.runner import DeviceMemoryError, Sampled, StepRunner
+from sglite.runtime.runner import DeviceMemoryError, Flight, Sampled, StepRunner
 from sglite.runtime.sampler import BadLogitsError, Choice, SampleRow, logprobs_of
+from sglite.runtime.states import States
 from sglite.runtime.tracks import Job, Track
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ class StepTimes:
     publish: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """A track at its sequence's end. ``row`` None: it takes no token. ``mask`` None: any token may follow."""
 
     track: Track
@@ -165,7 +163,7 @@ class EngineCore:
         plan = self._plan()
         if not plan.rows:
             return self._finish_up()
-        rows = [(row, self._track_in(row.slot)) for row in plan.rows]
+        rows = self._tracked(plan)
         self._mark_planned(rows, started)
         planned = self._clock()
         flight = self._runner.start(plan.rows)
@@ -173,15 +171,15 @@ class EngineCore:
         self._publish()
         ends = self._ends(rows)
         try:
-            states, together = self._land(flight, rows)
+            landed = self._land(flight, rows)
         except DeviceMemoryError as error:
             return self._shrink(rows, error)
         self.scheduler.commit(plan)
         self._rewind()
         computed = self._clock()
-        self._score(rows, states)
-        for group in [ends] if together else [[end] for end in ends]:
-            self._sample(group, states)
+        for states in landed:
+            self._score(states)
+            self._sample([end for end in ends if end.track in states], states)
         sampled = self._clock()
         if not self._runner.overlaps:
             self._publish()
@@ -215,10 +213,10 @@ class EngineCore:
             except PagesError as error:
                 self._fail_row(self._tracks[error.sequence], error)
 
-    def _track_in(self, slot: int) -> Track:
-        sequence = self.scheduler.sequence(slot)
-        assert sequence is not None, "a plan names only slots in use"
-        return self._tracks[sequence]
+    def _tracked(self, plan: Plan) -> list[tuple[Row, Track]]:
+        """A plan names only slots in use."""
+        tracks, sequence = self._tracks, self.scheduler.sequence
+        return [(row, tracks[sequence(row.slot)]) for row in plan.rows]  # type: ignore[index]
 
     def _mark_planned(self, rows: Iterable[tuple[Row, Track]], now: float) -> None:
         for _, track in rows:
@@ -227,9 +225,9 @@ class EngineCore:
 
     def _ends(self, rows: Sequence[tuple[Row, Track]]) -> list[End]:
         """The rows that reach their sequence's end in this step, with all the sampler will need but the logits."""
-        tracks = [t for row, t in rows if self._alive(t) and row.stop == len(t.sequence.tokens)]
+        tracks = [t for row, t in rows if row.stop == len(t.sequence.tokens) and t.sequence in self._tracks]
         masks = self._masks([track for track in tracks if track.matcher is not None])
-        return [End(track, track.sample_row(), masks.get(track)) for track in tracks if self._alive(track)]
+        return [End(t, t.sample_row(), masks.get(t)) for t in tracks if t.sequence in self._tracks]
 
     def _masks(self, tracks: Sequence[Track]) -> dict[Track, MaskRow]:
         """A row of allowed tokens for each; a request whose grammar fails here ends here."""
@@ -240,20 +238,19 @@ class EngineCore:
             self._fail_row(tracks[i], error)
         return dict(zip(tracks, mask, strict=True))
 
-    def _land(self, flight: Future[Tensor], rows: Sequence[tuple[Row, Track]]) -> tuple[dict[Track, Tensor], bool]:
-        """Hidden states of the wanted positions, and whether they were computed together.
+    def _land(self, flight: Flight, rows: Sequence[tuple[Row, Track]]) -> list[States]:
+        """Hidden states of the wanted positions, of all rows together.
 
         When the step fails, every row runs alone; one whose own forward fails is missing: its request has ended.
         """
         try:
-            hidden = flight.result()
+            return [States(flight.result(), rows)]
         except DeviceMemoryError:
             raise
         except Exception as error:
             log.warning("a step of %d rows failed, running them one by one: %r", len(rows), error)
-            return {track: h for row, track in rows if (h := self._forward_alone(row, track)) is not None}, False
-        parts = torch.split(hidden, [row.logits for row, _ in rows])
-        return {track: part for (_, track), part in zip(rows, parts, strict=True)}, True
+            alone = [(self._forward_alone(row, track), row, track) for row, track in rows]
+            return [States(hidden, [(row, track)]) for hidden, row, track in alone if hidden is not None]
 
     def _forward_alone(self, row: Row, track: Track) -> Tensor | None:
         try:
@@ -262,10 +259,10 @@ class EngineCore:
             self._fail_row(track, error)
             return None
 
-    def _score(self, rows: Sequence[tuple[Row, Track]], states: Mapping[Track, Tensor]) -> None:
-        for row, track in rows:
-            if track.scoring and self._alive(track) and track in states:
-                self._contain(track, partial(self._score_row, row, track, states[track]))
+    def _score(self, states: States) -> None:
+        for row, track in states.rows:
+            if track.scoring and self._alive(track):
+                self._contain(track, partial(self._score_row, row, track, states.of(track)))
 
     def _score_row(self, row: Row, track: Track, states: Tensor) -> None:
         first = row.stop - len(states)
@@ -277,30 +274,31 @@ class EngineCore:
             for (i, _), choices in zip(part, logprobs_of(logits, [ids for _, ids in part], top), strict=True):
                 track.scored(first + i, choices)
 
-    def _sample(self, ends: Sequence[End], states: Mapping[Track, Tensor]) -> None:
+    def _sample(self, ends: Sequence[End], states: States) -> None:
         """The chosen tokens become part of their sequences, so the next plan already knows them.
 
         With a pipelined runner they are taken in the next step; until then a placeholder stands for each.
         """
-        ends = [end for end in ends if self._alive(end.track) and end.track in states]
-        samplers = [end for end in ends if end.row is not None]
+        samplers = [end for end in ends if end.row is not None and end.track.sequence in self._tracks]
         for end in ends:
-            if end.row is None:
-                if isinstance(end.track, EmbedTrack):
-                    self._contain(end.track, partial(end.track.keep, states[end.track]))
-                end.track.end_without_token()
-                self._ended.append(end.track)
-                self._after(end.track)
+            if end.row is None and self._alive(end.track):
+                self._end_without_token(end.track, states)
         if samplers:
             self._draw(samplers, states)
         if not self._runner.pipelined:
             self._take_draws()
             self._rewind()
 
-    def _draw(self, ends: Sequence[End], states: Mapping[Track, Tensor]) -> None:
+    def _end_without_token(self, track: Track, states: States) -> None:
+        if isinstance(track, EmbedTrack):
+            self._contain(track, partial(track.keep, states.of(track)))
+        track.end_without_token()
+        self._ended.append(track)
+        self._after(track)
+
+    def _draw(self, ends: Sequence[End], states: States) -> None:
         """In halves where it cannot be done at once: for want of memory on the device, or because one row fails."""
-        with torch.inference_mode():
-            hidden = torch.cat([states[end.track][-1:] for end in ends])
+        hidden = states.last([end.track for end in ends])
         slots = [end.track.sequence.slot for end in ends]
         try:
             mask = stack_masks(ends, self._runner.model.vocab_size)
@@ -323,12 +321,20 @@ class EngineCore:
         """Wait for the tokens that were asked for, and take them."""
         draws, self._draws = self._draws, []
         for draw in draws:
-            for end, choice in zip(draw.ends, draw.sampled.result(), strict=True):
-                if self._alive(end.track):
-                    drop_promise(end.track.sequence)
-                    self._contain(end.track, partial(self._take, end.track, choice))
-                    self._ended.append(end.track)
-                    self._after(end.track)
+            for (track, _, _), choice in zip(draw.ends, draw.sampled.result(), strict=True):
+                if track.sequence in self._tracks:
+                    self._take(track, choice)
+
+    def _take(self, track: Track, choice: Choice | BadLogitsError) -> None:
+        drop_promise(track.sequence)
+        try:
+            if isinstance(choice, BadLogitsError):
+                raise choice
+            track.take(choice)
+        except Exception as error:
+            self._fail_row(track, error)
+        self._ended.append(track)
+        self._after(track)
 
     def _after(self, track: Track) -> None:
         """A finished sequence leaves at once, before its text is published."""
@@ -344,11 +350,6 @@ class EngineCore:
             if self._alive(track):
                 self.scheduler.rewind(track.sequence)
 
-    def _take(self, track: Track, choice: Choice | BadLogitsError) -> None:
-        if isinstance(choice, BadLogitsError):
-            raise choice
-        track.take(choice)
-
     # ---- answers -----------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
@@ -356,14 +357,15 @@ class EngineCore:
         ended, self._ended = self._ended, []
         now = self._clock()
         for track in ended:
-            if self._alive(track):
-                self._contain(track, partial(self._publish_track, track, now))
-
-    def _publish_track(self, track: Track, now: float) -> None:
-        for chunk in track.publish(now):
-            track.job.sink.chunk(chunk)
-        if track.finished:
-            self._release(track)
+            if track.sequence not in self._tracks:
+                continue
+            try:
+                for chunk in track.publish(now):
+                    track.job.sink.chunk(chunk)
+                if track.finished:
+                    self._release(track)
+            except Exception as error:
+                self._fail_row(track, error)
 
     def _alive(self, track: Track) -> bool:
         return track.sequence in self._tracks

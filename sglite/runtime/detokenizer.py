@@ -20,20 +20,22 @@ class Detokenizer:
         self._skipped = skipped
         self._drop_space = drop_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.pending = False
+        """Whether an incomplete character waits for more ids."""
 
     def push(self, ids: Iterable[int]) -> str:
         """The complete characters that these ids add; invalid bytes become replacement characters."""
-        data = b"".join(self._token_bytes(i) for i in ids if i not in self._skipped)
-        return self._first(self._decoder.decode(data))
+        data = b"".join([self._token_bytes(i) for i in ids if i not in self._skipped])
+        if data.isascii() and not self.pending:  # as most tokens are
+            return self._first(data.decode("ascii")) if self._drop_space else data.decode("ascii")
+        text = self._decoder.decode(data)
+        self.pending = bool(self._decoder.getstate()[0])
+        return self._first(text)
 
     def flush(self) -> str:
         """What is left of an incomplete character, as a replacement character; "" if there is none."""
+        self.pending = False
         return self._first(self._decoder.decode(b"", final=True))
-
-    @property
-    def pending(self) -> bool:
-        """Whether an incomplete character waits for more ids."""
-        return bool(self._decoder.getstate()[0])
 
     def _first(self, text: str) -> str:
         if self._drop_space and text:

@@ -22,6 +22,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch import inference_mode
+
 from sglite.errors import (
     ConfigError,
     GrammarError,
@@ -92,6 +94,7 @@ class EngineThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    @inference_mode()
     def _run(self) -> None:
         try:
             while self._drain():

@@ -68,6 +68,11 @@ class PageLedger:
         """Pages that a sequence lacks to compute up to ``target``."""
         return max(0, -(-target // self.page_size) - len(sequence.pages))
 
+    def missing_for(self, work: Iterable[tuple[Sequence, int]]) -> int:
+        """Pages that several lack; most steps cross no page's end."""
+        size = self.page_size
+        return sum([self.missing(one, target) for one, target in work if target > len(one.pages) * size])
+
     def shared(self, sequence: Sequence) -> int:
         """How many of its pages are the tree's."""
         return sequence.lease.length // self.page_size if sequence.lease else 0
@@ -118,16 +123,11 @@ class PageLedger:
     def row(self, sequence: Sequence, target: int) -> Row:
         """The step's work for a sequence that has its pages; they count as known to the runner from now on."""
         start, tabled, pages = sequence.computed, sequence.tabled, sequence.pages
-        sequence.tabled = len(pages)
-        return Row(
-            sequence.slot,
-            start,
-            tuple(sequence.tokens[start:target]),
-            tuple(pages[tabled:]),
-            tabled == 0,
-            sequence.wanted_logits(target),
-            sequence.adapter,
-        )
+        ids, news = tuple(sequence.tokens[start:target]), tuple[int, ...]()
+        if tabled != len(pages):
+            news, sequence.tabled = tuple(pages[tabled:]), len(pages)
+        logits = 1 if sequence.score_from is None and target == len(sequence.tokens) else sequence.wanted_logits(target)
+        return Row(sequence.slot, start, ids, news, tabled == 0, logits, sequence.adapter)
 
     def _evict(self, n: int, payer: Sequence) -> None:
         if n > 0 and self._cache is not None:

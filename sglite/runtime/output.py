@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from sglite.protocol import TokenLogprob
 from sglite.runtime.stoppattern import StopPattern
@@ -30,8 +30,7 @@ class Detokenizer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(NamedTuple):
     """New text, the ids it is made of, and how many characters at its end no id covers (a stop cut a token)."""
 
     text: str = ""
@@ -59,6 +58,7 @@ class OutputStream:
         self._detokenizer = detokenizer
         self._stops = tuple(stops)
         self._scanners = [pattern.scanner() for pattern in patterns]
+        self._stopless = not self._stops and not self._scanners
         self._longest = max((len(s) for s in self._stops), default=0)
         self._held = ""
         self._emitted = 0  # length of the text handed out
@@ -68,18 +68,26 @@ class OutputStream:
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> Emission:
         """What became certain. ``stopped`` names the stop string found, if one was: push no more then."""
-        checked = len(self._held)
         text = self._detokenizer.push((token,))
+        if self._stopless and not self._open.ids and not self._detokenizer.pending:
+            return self._pass_on(text, token, logprob)
+        checked = len(self._held)
         self._held += text
         self._add(token, logprob)
         for scanner in self._scanners:
             scanner.feed(text)
-        if not self._stops and not self._scanners:
+        if self._stopless:
             return self._emit(len(self._held))
         found = self._find_stop(checked) or self._find_match()
         if found is not None:
             return self._cut(*found)
         return self._emit(min(len(self._held) - self._may_begin_stop(), self._may_begin_match()))
+
+    def _pass_on(self, text: str, token: int, logprob: TokenLogprob | None) -> Emission:
+        """A token of whole characters behind which nothing is held: what the rest of this class comes to then."""
+        self._emitted += len(text)
+        self._covered = self._emitted
+        return Emission(text, (token,), () if logprob is None else (logprob,))
 
     def close(self) -> Emission:
         """Everything still held back: the sample ended for another reason than a stop string."""
@@ -137,4 +145,4 @@ class OutputStream:
 
     def _cut(self, position: int, stop: str) -> Emission:
         emission = self._emit(position)
-        return replace(emission, uncovered=self._emitted - self._covered, stopped=stop)
+        return emission._replace(uncovered=self._emitted - self._covered, stopped=stop)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sglite.kernels import draws
 from sglite.kernels.draws import Choose
-from sglite.runtime.batch import PageTables, build_batch
+from sglite.kernels.ops import ForwardBatch
+from sglite.runtime.batch import DecodeBatches, PageTables, general_batch, one_each
 from sglite.runtime.model import Model
 from sglite.runtime.plan import Row
 from sglite.runtime.sampler import BadLogitsError, Choice, SampleRow, sample
@@ -31,6 +32,14 @@ class Sampled(Protocol):
         ...
 
 
+class Flight(Protocol):
+    """A forward pass that was started."""
+
+    def result(self) -> Tensor:
+        """Waits for its hidden states; raises what it failed with."""
+        ...
+
+
 class StepRunner(Protocol):
     """What the core needs: this module's Runner, or the one of a GPU.
 
@@ -42,7 +51,7 @@ class StepRunner(Protocol):
     overlaps: bool
     pipelined: bool
 
-    def start(self, rows: Sequence[Row]) -> Future[Tensor]: ...
+    def start(self, rows: Sequence[Row]) -> Flight: ...
 
     def forward(self, rows: Sequence[Row]) -> Tensor: ...
 
@@ -60,8 +69,9 @@ class StepRunner(Protocol):
 class Runner:
     """``start`` a plan's rows together; after a failure ``forward`` them again one by one.
 
-    With ``overlaps`` the forward pass runs on a thread of its own, so the caller can finish the previous step
-    meanwhile; it has ended when the future has.
+    Nothing here asks torch for gradients, and the engine's thread is in inference mode for good: entering it anew costs
+    as much as a small kernel. With ``overlaps`` the forward pass runs on a thread of its own, so the caller can finish
+    the previous step meanwhile; it has ended when the future has.
     """
 
     pipelined = False
@@ -70,7 +80,6 @@ class Runner:
         self,
         model: Model,
         *,
-        device: torch.device,
         pages: int,
         page_size: int,
         slots: int,
@@ -81,31 +90,37 @@ class Runner:
         self.model = model
         self._choose = choose
         self.overlaps = overlap
-        self._device = device
         self._page_size = page_size
         self._tables = PageTables(slots, -(-context_length // page_size))
+        self._decodes = DecodeBatches(self._tables, page_size)
         self._kv = model.allocate_kv(pages, page_size)
         self._thread = ThreadPoolExecutor(1, "sglite-forward") if overlap else None
 
-    def start(self, rows: Sequence[Row]) -> Future[Tensor]:
+    def start(self, rows: Sequence[Row]) -> Flight:
         """Take over the plan's new pages (exactly once per plan) and compute: see ``forward``."""
         self._tables.apply(rows)
         if self._thread is not None:
-            return self._thread.submit(self.forward, rows)
-        return _done(self.forward, rows)
+            return self._thread.submit(self._forward_aside, rows)
+        try:
+            return _Landed(self.forward(rows))
+        except Exception as error:
+            return _Crashed(error)
 
-    @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Hidden states of the rows' wanted positions, in row order: [sum of row.logits, E]."""
-        batch = build_batch(rows, self._tables, self._page_size, self._device)
-        return self.model.forward(batch, self._kv)
+        return self.model.forward(self._batch(rows), self._kv)
 
     @torch.inference_mode()
+    def _forward_aside(self, rows: Sequence[Row]) -> Tensor:
+        return self.forward(rows)
+
+    def _batch(self, rows: Sequence[Row]) -> ForwardBatch:
+        return self._decodes.of(rows) if one_each(rows) else general_batch(rows, self._tables, self._page_size)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 [R, V]"""
         return self.model.logits(hidden)
 
-    @torch.inference_mode()
     def sample(
         self, hidden: Tensor, rows: Sequence[SampleRow], slots: Sequence[int], mask: npt.NDArray[np.int32] | None
     ) -> Sampled:
@@ -126,11 +141,19 @@ class _Chosen:
         return self._choices
 
 
-def _done(work: Callable[[Sequence[Row]], Tensor], rows: Sequence[Row]) -> Future[Tensor]:
-    """The same future without a thread: computed on the spot."""
-    future: Future[Tensor] = Future()
-    try:
-        future.set_result(work(rows))
-    except Exception as error:
-        future.set_exception(error)
-    return future
+class _Landed:
+    """A forward pass that is over."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self._hidden = hidden
+
+    def result(self) -> Tensor:
+        return self._hidden
+
+
+class _Crashed:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> Tensor:
+        raise self._error

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from math import isfinite
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,15 +23,14 @@ MIN_LOGPROB = -9999.0
 """Floor for logprobs of impossible tokens: JSON has no infinity."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """What the sampler needs to know of one row. ``banned`` ids get no probability (EOS before min_new_tokens)."""
 
     params: SamplingParams
     seed: int
-    index: int
+    sample: int
     position: int
-    output_counts: Mapping[int, int] = field(default_factory=dict)
+    output_counts: Mapping[int, int] = MappingProxyType({})
     context_ids: Sequence[int] = ()
     """Prompt and output, read only for the repetition penalty."""
     banned: Sequence[int] = ()
@@ -41,8 +42,7 @@ class SampleRow:
     """Logprobs under the mask instead of the model's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The chosen id with, on request, its logprob and the likeliest alternatives under the model's own distribution."""
 
     id: int
@@ -63,12 +63,14 @@ def sample(
     ``mask``: see ``grammar.base.MaskRow``. ``choose``: another form of the same choice.
     """
     logprobs = _Logprobs(logits, rows)
-    for row_logits, row in zip(logits, rows, strict=True):
-        _penalise(row_logits, row)
+    for i, row in enumerate(rows):
+        if _edits(row):
+            _penalise(logits[i], row)
     if mask is not None:
         logprobs.restrict(rows, mask)
     tokens, peaks = choose(logits, mask, [_draw(row) for row in rows])
-    return [_choice(row, tokens[i], peaks[i], logprobs.of_row(i)) for i, row in enumerate(rows)]
+    chosen = zip(rows, tokens, peaks, strict=True)
+    return [_choice(row, token, peak, logprobs.of_row(i)) for i, (row, token, peak) in enumerate(chosen)]
 
 
 def logprobs_of(logits: Tensor, ids: Sequence[Sequence[int]], top: int) -> list[list[Choice]]:
@@ -117,6 +119,13 @@ class _Logprobs:
         return self._scores.get(i)
 
 
+def _edits(row: SampleRow) -> bool:
+    """Whether the row's logits change before a token is chosen: looking at a row of them costs more than this."""
+    params = row.params
+    penalties = params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
+    return bool(penalties or params.logit_bias or row.banned)
+
+
 def _penalise(logits: Tensor, row: SampleRow) -> None:
     params = row.params
     if params.repetition_penalty != 1.0 and row.context_ids:
@@ -134,7 +143,7 @@ def _penalise(logits: Tensor, row: SampleRow) -> None:
 
 
 def _choice(row: SampleRow, token: int, peak: float, logprobs: Tensor | None) -> Choice | BadLogitsError:
-    if not math.isfinite(peak):
+    if not isfinite(peak):
         return BadLogitsError("the model's logits are not finite" if math.isnan(peak) else "no token is allowed here")
     if logprobs is None:
         return Choice(token)
@@ -148,7 +157,7 @@ def _draw(row: SampleRow) -> Draw | None:
     params = row.params
     if params.temperature == 0 or params.top_k == 1:
         return None
-    number = uniform(row.seed, row.index, row.position)
+    number = uniform(row.seed, row.sample, row.position)
     return Draw(params.temperature, params.top_k, params.top_p, params.min_p, number)
 
 

@@ -251,9 +251,15 @@ class Scheduler:
 
     def _catch_up(self) -> Work:
         """As much as the token budget allows, decodes before prefills."""
+        behind = [(n, sequence) for sequence in self._slots.running if (n := len(sequence.tokens) - sequence.computed)]
+        behind.sort(key=itemgetter(0))
+        if sum([n for n, _ in behind]) <= self._max_step_tokens:
+            return [(sequence, len(sequence.tokens)) for _, sequence in behind]
+        return self._within_budget(behind)
+
+    def _within_budget(self, behind: Iterable[tuple[int, Sequence]]) -> Work:
         budget, work = self._max_step_tokens, []
-        behind = [(n, sequence) for sequence in self._slots.running if (n := sequence.remaining)]
-        for n, sequence in sorted(behind, key=itemgetter(0)):
+        for n, sequence in behind:
             n = min(n, budget)
             if n == 0:
                 break
@@ -266,23 +272,21 @@ class Scheduler:
 
         The first in line is never retracted: alone it fits, by the check at submission.
         """
-        while self._missing(work) > self._ledger.available:
+        while (missing := self._ledger.missing_for(work)) and missing > self._ledger.available:
             if self._room.yield_kept(ANYONE, self._clock()):
                 continue
             if len(self._slots.running) == 1:
-                self._room.break_pins(self._missing(work))
+                self._room.break_pins(missing)
                 break
             last = self._slots.last_in_line()
             self._retract(last)
             work = [(sequence, target) for sequence, target in work if sequence is not last]
-        self._ledger.grow(work)
+        if missing:
+            self._ledger.grow(work)
         return work
 
     def _step_number(self) -> float:
         return self._tally.steps
-
-    def _missing(self, work: Work) -> int:
-        return sum([self._ledger.missing(sequence, target) for sequence, target in work])
 
     def _advance(self, sequence: Sequence, row: Row) -> None:
         assert sequence.computed == row.start

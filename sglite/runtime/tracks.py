@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from sglite.errors import RequestError
@@ -119,6 +119,10 @@ class GenerateTrack:
         self._logprobs = job.request.logprobs
         self.scoring = self._logprobs is not None and self._logprobs.prompt_start is not None
         self._given = self._logprobs.ids if self._logprobs is not None else ()
+        self._top = self._logprobs.top if self._logprobs is not None and self._logprobs.output else None
+        self._constrained = self._logprobs is not None and self._logprobs.constrained
+        self._seed = rules.seed if self._sampling.seed is None else self._sampling.seed
+        self._counting = bool(self._sampling.frequency_penalty or self._sampling.presence_penalty)
         self._counts: Counter[int] = Counter()
         self._prompt_logprobs: dict[int, TokenLogprob] = {}
         self._fresh: list[tuple[int, TokenLogprob | None]] = []
@@ -142,24 +146,28 @@ class GenerateTrack:
     def scored(self, position: int, choices: Sequence[Choice]) -> None:
         own, *given = choices
         pairs = tuple((choice.id, choice.logprob) for choice in given if choice.logprob is not None)
-        self._prompt_logprobs[position + 1] = self._named(replace(own, given=pairs))
+        self._prompt_logprobs[position + 1] = self._named(own._replace(given=pairs))
 
     def sample_row(self) -> SampleRow | None:
         if self.job.max_new_tokens == 0:
             return None
         sequence, params = self.sequence, self._sampling
-        early = sequence.output_length < params.min_new_tokens and not (self.matcher and self.matcher.terminated)
+        early = (
+            params.min_new_tokens
+            and sequence.output_length < params.min_new_tokens
+            and not (self.matcher and self.matcher.terminated)
+        )
         return SampleRow(
-            params=params,
-            seed=self._rules.seed if params.seed is None else params.seed,
-            index=sequence.index,
-            position=len(sequence.tokens),
-            output_counts=self._counts,
-            context_ids=sequence.tokens if params.repetition_penalty != 1.0 else (),
-            banned=tuple(self._end_ids | self._rules.eos_ids) if early else (),
-            top_logprobs=self._logprobs.top if self._logprobs is not None and self._logprobs.output else None,
-            given=self._given,
-            constrained=self._logprobs is not None and self._logprobs.constrained,
+            params,
+            self._seed,
+            sequence.index,
+            len(sequence.tokens),
+            self._counts,
+            sequence.tokens if params.repetition_penalty != 1.0 else (),
+            tuple(self._end_ids | self._rules.eos_ids) if early else (),
+            self._top,
+            self._given,
+            self._constrained,
         )
 
     def take(self, choice: Choice) -> None:
@@ -201,8 +209,8 @@ class GenerateTrack:
     def _retreat(self, matcher: Matcher) -> bool:
         n = matcher.retreat()
         if n:
-            for token, _ in self._fresh[-n:]:
-                self._counts[token] -= 1
+            if self._counting:
+                self._counts.subtract(token for token, _ in self._fresh[-n:])
             del self._fresh[-n:]
             del self.sequence.tokens[-n:]
             self._retreats += 1
@@ -223,7 +231,8 @@ class GenerateTrack:
 
     def _append(self, token: int, logprob: TokenLogprob | None) -> None:
         self.sequence.tokens.append(token)
-        self._counts[token] += 1
+        if self._counting:
+            self._counts[token] += 1
         self._fresh.append((token, logprob))
 
     def _emit_fresh(self) -> Emission:
@@ -239,9 +248,10 @@ class GenerateTrack:
         return _join(parts)
 
     def _settled(self) -> list[tuple[int, TokenLogprob | None]]:
-        open_tokens = 0
-        if self.matcher is not None and self._finish is None:
-            open_tokens = self.sequence.output_length - self.matcher.settled
+        if self.matcher is None or self._finish is not None:
+            settled, self._fresh = self._fresh, []
+            return settled
+        open_tokens = self.sequence.output_length - self.matcher.settled
         settled = self._fresh[: len(self._fresh) - open_tokens]
         del self._fresh[: len(settled)]
         return settled

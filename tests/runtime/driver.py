@@ -10,8 +10,6 @@ from sglite.runtime.batch import PageTables, build_batch
 from sglite.runtime.model import Model
 from sglite.runtime.plan import Row
 
-CPU = torch.device("cpu")
-
 
 class Driver:
     """Sequences through a model step by step, each in pages of its own."""
@@ -36,7 +34,7 @@ class Driver:
             start, self.done[slot] = self.done[slot], self.done[slot] + count
             ids = tuple(self.sequences[slot][start : start + count])
             rows.append(Row(slot, start, ids, logits=count if wanted is None else wanted))
-        return build_batch(rows, self.tables, self.page_size, CPU)
+        return build_batch(rows, self.tables, self.page_size)
 
     @torch.inference_mode()
     def step(self, counts: dict[int, int], wanted: int | None = None) -> Tensor:

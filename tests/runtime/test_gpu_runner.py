@@ -76,7 +76,7 @@ def decode_batch(lengths: list[int], page_size: int = 4) -> ForwardBatch:
     pages = iter(range(1, 100))
     whole = [Row(slot, 0, (), tuple(next(pages) for _ in range(12)), reset=True) for slot in range(len(lengths))]
     tables.apply(whole)
-    return build_batch([Row(s, n - 1, (s + 5,), logits=1) for s, n in enumerate(lengths)], tables, page_size, CPU)
+    return build_batch([Row(s, n - 1, (s + 5,), logits=1) for s, n in enumerate(lengths)], tables, page_size)
 
 
 FIELDS = ("ids", "positions", "indptr", "kv_lengths", "page_table", "write_slots", "logit_index")
@@ -121,7 +121,7 @@ def random_rows(n: int, **params: Any) -> list[SampleRow]:
         SampleRow(
             SamplingParams(temperature=0, **params),
             seed=i - 2,
-            index=i,
+            sample=i,
             position=7 * i,
             output_counts={3: 2, i: 1},
             context_ids=[3, 3, 4, i, 11],

@@ -97,5 +97,5 @@ def _prompt(device: Device, page_size: int, tokens: int) -> ForwardBatch:
     tables = PageTables(1, pages)
     row = Row(0, 0, (0,) * tokens, tuple(range(pages)), reset=True, logits=1)
     tables.apply((row,))
-    batch = build_batch((row,), tables, page_size, torch.device("cpu"))
+    batch = build_batch((row,), tables, page_size)
     return unflatten(device.upload(flatten(batch)), layout_of(batch), batch)

@@ -36,8 +36,6 @@ log = logging.getLogger("sglite.engine")
 GRAPHS = 128
 """Captured steps kept at once; each holds a few megabytes of launch parameters."""
 
-_HOST = torch.device("cpu")
-
 
 class Choose(Protocol):
     """``kernels.sampling.choose`` or its fast form."""
@@ -115,7 +113,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def _forward(self, rows: Sequence[Row]) -> Tensor:
-        batch = build_batch(rows, self._tables, self._page_size, _HOST)
+        batch = build_batch(rows, self._tables, self._page_size)
         decodes = self._captures and all(len(row.ids) == 1 and row.logits == 1 for row in rows)
         with self._device.stream(), _memory(self._device):
             return self._decode(batch) if decodes else self._run(batch)

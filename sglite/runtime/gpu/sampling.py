@@ -45,7 +45,7 @@ def as_floats(words: Tensor) -> Tensor:
 
 def asked(rows: Sequence[SampleRow], vocabulary: int, mask: npt.NDArray[np.int32] | None) -> Asked:
     params = [row.params for row in rows]
-    keys = np.array([row_key(row.seed, row.index, row.position) for row in rows], dtype=np.uint64)
+    keys = np.array([row_key(row.seed, row.sample, row.position) for row in rows], dtype=np.uint64)
     temperature, top_p, min_p = (
         np.array([getattr(p, name) for p in params], dtype=np.float32) for name in ("temperature", "top_p", "min_p")
     )

@@ -6,6 +6,7 @@ and the Ops it runs on; nothing is global.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sglite.kernels import draws
@@ -64,7 +65,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 [R, V]"""
-        return self._ops.linear(hidden, self._weights.head).float()
+        logits = self._ops.linear(hidden, self._weights.head)
+        return logits if logits.dtype == torch.float32 else logits.float()
 
     def _run_by_operation(self, batch: ForwardBatch, kv: KVPool) -> Tensor:
         ops, weights = self._ops, self._weights
