@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from common import command_line, console, show_calls, start
+from common import command_line, console, run, show_calls, start
 from rich.table import Table
 
 import sglite as sgl
@@ -72,4 +72,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common import command_line, console, show_calls, start
+from common import command_line, console, run, show_calls, start
 
 import sglite as sgl
 
@@ -110,4 +110,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

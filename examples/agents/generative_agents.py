@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common import command_line, console, show_calls, start
+from common import command_line, console, run, show_calls, start
 from pydantic import BaseModel
 
 import sglite as sgl
@@ -114,4 +114,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from common import command_line, console, start
+from common import command_line, console, run, start
 from pydantic import BaseModel, Field
 from rich.table import Table
 
@@ -108,4 +108,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from common import command_line, console, show_calls, start
+from common import command_line, console, exact_if_possible, run, show_calls, start
 from pydantic import BaseModel, Field
 from rich.table import Table
 
@@ -36,7 +36,7 @@ def grade(s: sgl.ProgramState, name: str, question: str) -> None:
     s += sgl.user(f"{question} Answer in one short sentence.")
     s += sgl.assistant(sgl.gen(f"{name}_comment", max_tokens=40, temperature=0, stop=["\n", "."]))
     s += sgl.user(f"Give a grade for {name} from 1 (bad) to 5 (very good).")
-    s += sgl.assistant("The grade is " + sgl.select(f"{name}_grade", GRADES, choices_method=sgl.exact))
+    s += sgl.assistant("The grade is " + sgl.select(f"{name}_grade", GRADES, choices_method=exact_if_possible()))
 
 
 def expected(s: sgl.ProgramState, name: str) -> float:
@@ -78,4 +78,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

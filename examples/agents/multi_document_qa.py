@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from common import command_line, console, show_calls, start
+from common import command_line, console, run, show_calls, start
 from pydantic import BaseModel, Field
 
 import sglite as sgl
@@ -61,4 +61,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from common import command_line, console, show_calls, start
+from common import command_line, console, run, show_calls, start
 from pydantic import BaseModel, Field, create_model
 
 import sglite as sgl
@@ -49,6 +49,8 @@ class Index:
     def search(self, question: str, limit: int) -> dict[str, str]:
         """The best passages by BM25, by name; in the order of their names, so that prompts begin alike."""
         words = " OR ".join(f'"{word}"' for word in re.findall(r"\w{3,}", question))
+        if not words:
+            return {}
         found = self._rows.execute("select name, text from passages(?) order by rank limit ?", (words, limit))
         return dict(sorted(found.fetchall()))
 
@@ -81,10 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     batch = [{"question": question, "passages": passages} for question, passages in found.items() if passages]
     states = answer.run_batch(batch)
     for call, state in zip(batch, states, strict=True):
+        console.print(f"[bold]{call['question']}[/bold]")
         reply = state.ret_value
-        console.print(f"[bold]{call['question']}[/bold]\n  {reply.answer}  [dim]({reply.source})[/dim]")
+        console.print(f"  {reply.answer}  [dim]({reply.source})[/dim]" if reply else f"  failed: {state.error()}")
     show_calls(states)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

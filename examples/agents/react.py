@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from common import command_line, console, show_calls, start
+from common import command_line, console, run, show_calls, start
 
 import sglite as sgl
 
@@ -104,4 +104,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-from common import command_line, console, show_calls, start
+from common import command_line, console, run, show_calls, start
 from pydantic import Field
 
 import sglite as sgl
@@ -61,4 +61,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common import command_line, console, show_calls, start
+from common import command_line, console, exact_if_possible, run, show_calls, start
 from rich.tree import Tree
 
 import sglite as sgl
@@ -38,7 +38,7 @@ def propose(s: sgl.ProgramState, ask: str, seed: int) -> None:
 def judge(s: sgl.ProgramState) -> float:
     with s.copy() as aside:  # the verdict is not part of what the next level reads
         aside += sgl.user("Is that practical or silly?")
-        aside += sgl.assistant("It is " + sgl.select("verdict", VERDICTS, choices_method=sgl.exact))
+        aside += sgl.assistant("It is " + sgl.select("verdict", VERDICTS, choices_method=exact_if_possible()))
         meta = aside.get_meta_info("verdict")
     return float(meta["probabilities"][0]) if "probabilities" in meta else float(aside["verdict"] == VERDICTS[0])
 
@@ -89,4 +89,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

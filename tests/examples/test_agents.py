@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import httpx
 import pytest
 
 import sglite as sgl
@@ -68,6 +70,44 @@ def test_over_http(arguments: list[str]) -> None:
     assert len(mock.requests) == 3
 
 
+@pytest.mark.parametrize(
+    ("owner", "asked"), [("llamacpp", "llama.cpp"), ("vllm", "vllm"), ("sglang", "vllm"), ("somebody", "openai")]
+)
+def test_a_server_is_asked_for_its_model_and_its_dialect(load: Load, owner: str, asked: str) -> None:
+    def models(request: httpx.Request) -> httpx.Response:
+        assert str(request.url) == "http://test/v1/models"
+        return httpx.Response(200, json={"data": [{"id": "theirs", "owned_by": owner}]})
+
+    common = load("common")
+    with httpx.Client(transport=httpx.MockTransport(models)) as client:
+        found = common.service("http://test/v1", None, None, client.get)
+    expected = sgl.OpenAI("theirs", base_url="http://test/v1", dialect=asked)
+    assert asyncio.run(found.info()) == asyncio.run(expected.info())
+
+
+def test_a_server_that_is_told_everything_is_not_asked(load: Load) -> None:
+    common = load("common")
+    backend = common.service("http://127.0.0.1:9/v1", "m", "llama.cpp")
+    assert "regex" not in asyncio.run(backend.info()).capabilities.constraints
+
+
+@pytest.mark.parametrize("name", ["judge", "tree_of_thought", "classification"])
+def test_choices_on_a_service_that_only_generates(name: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    with running(MockBackend(None, chat_template=CHATML)) as url:
+        load(name).main(["--backend", f"{url}/v1"])
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://127.0.0.1:9/v1", "127.0.0.1:9"])
+def test_what_goes_wrong_is_told_in_a_sentence(load: Load, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["rag.py"])
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(SystemExit) as end:
+        load("common").run(lambda: load("rag").main(["--backend", address]))
+    assert str(end.value.code).startswith("rag.py: error: ")
+    assert address in str(end.value.code)
+
+
 # --------------------------------------------------------------------------------------------------------- one by one
 
 
@@ -106,6 +146,7 @@ def test_rag_finds_passages_and_cites_one_of_them(load: Load, capsys: pytest.Cap
     assert "harbour-2" in index.search("When does the ferry leave?", 1)
     assert list(index.search("lighthouse steps harbour", 4)) == sorted(index.search("lighthouse steps harbour", 4))
     assert index.search("xylophone", 3) == {}
+    assert index.search("?!", 3) == {}
     backend = use('{"answer": "At 9:30.", "source": "harbour-2"}')
     rag.main(["When does the ferry leave?", "xylophone?"])
     out = capsys.readouterr().out

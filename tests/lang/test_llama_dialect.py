@@ -18,11 +18,11 @@ ANSWER = (
 
 
 class Server:
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes, *, chat: bool = False) -> None:
         self.bodies: list[dict[str, Any]] = []
         transport = httpx.MockTransport(lambda request: self._answer(request, text))
         self.backend = sgl.OpenAI(
-            "m", base_url="http://test/v1", is_chat_model=False, dialect="llama.cpp", transport=transport
+            "m", base_url="http://test/v1", is_chat_model=chat, dialect="llama.cpp", transport=transport
         )
 
     def _answer(self, request: httpx.Request, text: bytes) -> httpx.Response:
@@ -66,3 +66,33 @@ def test_what_it_lacks_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(sgl.UnsupportedError):
         program.run(backend=server.backend)["x"]
     assert not server.bodies
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [["It is red"], ["It ", "is ", "r", "ed"], ["It is ", "red"], ["red"], ["r", "ed"], ["", "It is re", "d"]],
+)
+def test_a_begun_answer_is_continued_and_its_echo_taken_off(pieces: list[str]) -> None:
+    """The server may repeat what the answer begins with, in whatever pieces, or not."""
+    first, *others = [piece.encode() for piece in pieces]
+    between = b'", "finish_reason": null}]}\n\ndata: {"choices": [{"index": 0, "text": "'
+    server = Server(first + b"".join(between + other for other in others), chat=True)
+
+    @sgl.function
+    def program(s: sgl.ProgramState) -> None:
+        s += sgl.user("Which colour?") + sgl.assistant("It is " + sgl.gen("x", max_tokens=4))
+
+    state = program.run(backend=server.backend)
+    assert state["x"] == "red"
+    assert state.messages()[-1]["content"] == "It is red"
+    assert server.bodies[0]["messages"][-1] == {"role": "assistant", "content": "It is "}
+
+
+def test_an_answer_that_ends_within_what_could_be_an_echo() -> None:
+    server = Server(b"It", chat=True)
+
+    @sgl.function
+    def program(s: sgl.ProgramState) -> None:
+        s += sgl.user("Which colour?") + sgl.assistant("It is " + sgl.gen("x", max_tokens=4))
+
+    assert program.run(backend=server.backend)["x"] == "It"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -64,8 +64,8 @@ class Client:
     ) -> AsyncGenerator[Any]:
         """The JSON of each server-sent event up to ``[DONE]`` or one that ``is_last``. Raises what the service
         reports, whenever it does; a stream that just stops is a RequestError."""
-        async with self._open("POST", path, body) as response:
-            async for data in sse_data(response.aiter_bytes()):
+        async with self._open("POST", path, body) as response, aclosing(sse_data(response.aiter_bytes())) as stream:
+            async for data in stream:
                 if data == b"[DONE]":
                     return
                 value = json.loads(data)

@@ -26,8 +26,8 @@ class OpenAI(Service):
     ``is_chat_model=False`` uses ``/completions`` with the prompt as text, rendered with ``chat_template`` (a registered
     name or a template). ``dialect="vllm"`` allows the fields that vLLM, SGLang and sglite servers add to OpenAI's:
     more sampling options, more constraints, continuing a begun answer; ``dialect="llama.cpp"`` those of llama.cpp's
-    server. ``api_key`` defaults to OPENAI_API_KEY, and is needed only at OpenAI itself. What the service lacks is
-    refused with UnsupportedError before anything is sent.
+    server, which continues one, too. ``api_key`` defaults to OPENAI_API_KEY, and is needed only at OpenAI itself. What
+    the service lacks is refused with UnsupportedError before anything is sent.
     """
 
     def __init__(
@@ -74,15 +74,19 @@ class OpenAI(Service):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        async with aclosing(self._client.events(path, body)) as events:
-            async for chunk in wire.read_stream(events, request.sampling.n):
+        begun = wire.begun_answer(fields) if self._dialect == "llama.cpp" else ""
+        async with (
+            aclosing(self._client.events(path, body)) as events,
+            aclosing(wire.read_stream(events, request.sampling.n)) as chunks,
+        ):
+            async for chunk in wire.without_echo(chunks, begun) if begun else chunks:
                 yield chunk
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
     def _chat_call(self, request: GenerateRequest) -> tuple[str, dict[str, Any]]:
-        messages = messages_of(request.prompt, self._info, may_begin=self._dialect == "vllm")
+        messages = messages_of(request.prompt, self._info, may_begin=self._dialect != "openai")
         begun = messages and messages[-1]["role"] == "assistant"
         limit = "max_completion_tokens" if self._official else "max_tokens"
         return "/chat/completions", {

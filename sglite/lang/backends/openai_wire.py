@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -88,7 +88,29 @@ def chat_logprob_fields(request: GenerateRequest) -> dict[str, Any]:
     return drop_none({"logprobs": True, "top_logprobs": request.logprobs.top or None})
 
 
-async def read_stream(events: AsyncIterator[Mapping[str, Any]], samples: int) -> AsyncIterator[Chunk]:
+def begun_answer(fields: Mapping[str, Any]) -> str:
+    """The beginning of the answer that the request asks to be continued."""
+    last = (fields.get("messages") or [{}])[-1]
+    return str(last["content"]) if last.get("role") == "assistant" else ""
+
+
+async def without_echo(chunks: AsyncIterator[Chunk], begun: str) -> AsyncIterator[Chunk]:
+    """llama.cpp's server repeats the answer's beginning before what it adds: each sample without it."""
+    so_far: dict[int, str | None] = {}
+    async for chunk in chunks:
+        held = so_far.get(chunk.index, "")
+        if held is None:
+            yield chunk
+            continue
+        text = held + chunk.text
+        if begun.startswith(text) and len(text) < len(begun) and chunk.finish is None:
+            so_far[chunk.index] = text
+        else:
+            so_far[chunk.index] = None
+            yield replace(chunk, text=text.removeprefix(begun))
+
+
+async def read_stream(events: AsyncIterator[Mapping[str, Any]], samples: int) -> AsyncGenerator[Chunk]:
     """A chunk per delta. Finishes are held back until the usage is known, which comes last."""
     finishes: dict[int, Finish] = {}
     usage = Usage()
