@@ -60,7 +60,8 @@ def main(options: argparse.Namespace) -> int:
 def read(source: str, seconds: float, price: float | None) -> list[Line]:
     """Raises ConfigError for what is no source, UnavailableError where no server answers."""
     if source.startswith(("http://", "https://")):
-        return list(of_metrics(*look_twice(source.rstrip("/"), seconds), price))
+        server = source.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
+        return list(of_metrics(*look_twice(server, seconds), price))
     try:
         value = json.loads(Path(source).read_text(encoding="utf-8"))
     except OSError as error:
@@ -174,7 +175,9 @@ def look(url: str) -> Samples:
         text = httpx.get(f"{url}/metrics", timeout=10).raise_for_status().text
         info = httpx.get(f"{url}/server_info", timeout=10).raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
-        raise UnavailableError(f"cannot read the metrics of {url}: {error}; is it an sglite server?") from None
+        raise UnavailableError(
+            f"cannot read the metrics of {url}: {str(error).splitlines()[0]}; is it an sglite server?"
+        ) from None
     return Samples(parse(text), float(info["uptime_seconds"]))
 
 

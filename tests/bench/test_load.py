@@ -110,6 +110,12 @@ def test_report_of_a_server(url: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert all(line["reading"] for line in lines.values())
 
 
+@pytest.mark.parametrize("route", ["/", "/metrics", "/v1"])
+def test_report_takes_whatever_address_of_the_server(url: str, route: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", url + route]) == 0
+    assert "KV in use" in capsys.readouterr().out
+
+
 def test_report_of_a_run(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, run = bench("serve", "--url", url, "--requests", "4", "--prompt-tokens", "10", file=tmp_path / "run.json")
     assert cli.main(["report", str(tmp_path / "run.json"), "--price", "0.5"]) == 0
@@ -137,6 +143,13 @@ def test_report_of_a_run(url: str, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_what_cannot_be_is_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5"])
+def test_counts_are_whole_numbers(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "serve", "--url", "http://127.0.0.1:9", "--requests", value])
+    assert f"--requests: must be a whole number of at least 1, not '{value}'" in capsys.readouterr().err
 
 
 def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
