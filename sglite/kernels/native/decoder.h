@@ -6,6 +6,7 @@
 
 #include "attention_step.h"
 #include "rows.h"
+#include "tile_line.h"
 
 namespace sglite {
 
@@ -27,13 +28,15 @@ struct DecoderWeights {
 
 constexpr int kManyRows = 128;   // from here on a pair of panels is a piece of work of its own
 constexpr int kPrivateRows = 4;  // up to here each worker encodes all rows itself
-constexpr int kBlockRows = 256;  // rows that go through a layer's products together, so that they stay in the L2 cache
 
 // What one worker needs beside the team's common buffers.
 struct Worker {
   Activations activations;
   Buffer<float> row;
   Unit unit;
+#if SGLITE_AMX
+  LineSums sums;
+#endif
 };
 
 // Products on a team: encodes rows once, then shares out pairs of panels.
@@ -93,20 +96,10 @@ class Products {
   // On every worker. Pair i of panels is pair(i); sink(row, a, b, ya, yb) takes 16 results of each panel, bias added.
   template <class Pair, class Sink>
   void multiply(int id, const Matrix& w, const Activations& x, int rows, int pairs, const Pair& pair, const Sink& sink) {
-    Unit& unit = workers_[id]->unit;
-    const int cut = rows >= kManyRows ? pairs : pieces(pairs);
-    team_.share(pairs, cut, [&](int begin, int end) {
-      for (int i = begin; i < end; ++i) {
-        const auto [a, b] = pair(i);
-        Ahead ahead = i + 1 < end ? look_ahead(w, pair(i + 1), rows) : Ahead();
-        const __m512 bias_a = bias_of(w, a), bias_b = bias_of(w, b);
-        const auto emit = [&, a = a, b = b](int row, __m512 ya, __m512 yb) {
-          sink(row, a, b, _mm512_add_ps(ya, bias_a), _mm512_add_ps(yb, bias_b));
-        };
-        for (int row = 0; row < rows; row += kUnitRows) {
-          product(w, x, row, std::min(kUnitRows, rows - row), a, b, amx_, unit, ahead, emit);
-        }
-      }
+    if (w.bias == nullptr) return multiply_bare(id, w, x, rows, pairs, pair, sink);
+    multiply_bare(id, w, x, rows, pairs, pair, [&](int row, int a, int b, __m512 ya, __m512 yb) {
+      const auto biased = [&w](int panel, __m512 y) { return _mm512_add_ps(y, _mm512_loadu_ps(w.bias + panel * kLanes)); };
+      sink(row, a, b, biased(a, ya), biased(b, yb));
     });
   }
 
@@ -121,22 +114,44 @@ class Products {
     });
   }
 
-  // Tiles take the next pair's weights from the L2 cache; few rows leave no time to wait for memory.
-  Ahead look_ahead(const Matrix& w, std::pair<int, int> next, int rows) const {
-    if (!amx_ || rows >= kManyRows) return Ahead();
-    const uint8_t *a = w.codes + next.first * w.panel_bytes(), *b = w.codes + next.second * w.panel_bytes();
-    const int units = ceil_div(rows, w.format == kDense ? kUnitRows : kTileRows);
-    return Ahead(a, b, w.panel_bytes(), units * static_cast<int>(w.panel_bytes() / 1024));
-  }
-
-  static __m512 bias_of(const Matrix& w, int panel) {
-    return w.bias != nullptr ? _mm512_loadu_ps(w.bias + panel * kLanes) : _mm512_setzero_ps();
-  }
-
   // Enough pieces that an interrupted worker holds nobody up for long, few enough that tickets cost nothing.
   int pieces(int count) const { return std::min(count, 4 * team_.size()); }
 
  private:
+  template <class Pair, class Sink>
+  void multiply_bare(int id, const Matrix& w, const Activations& x, int rows, int pairs, const Pair& pair, const Sink& sink) {
+#if SGLITE_AMX
+    if (x.coding() == Coding::kInt16) return by_tiles<kInt8>(id, w, x, rows, pairs, pair, sink);
+    if (x.coding() == Coding::kBf16 && amx_) return by_tiles<kDense>(id, w, x, rows, pairs, pair, sink);
+#endif
+    Unit& unit = workers_[id]->unit;
+    team_.share(pairs, cut(pairs, rows), [&](int begin, int end) {
+      for (int i = begin; i < end; ++i) {
+        const auto [a, b] = pair(i);
+        for (int row = 0; row < rows; row += kUnitRows) product(w, x, row, std::min(kUnitRows, rows - row), a, b, unit, sink);
+      }
+    });
+  }
+
+#if SGLITE_AMX
+  template <Format F, class Pair, class Sink>
+  void by_tiles(int id, const Matrix& w, const Activations& x, int rows, int pairs, const Pair& pair, const Sink& sink) {
+    TileLine<F, Sink> line(w, x, workers_[id]->sums, sink);
+    team_.hand_out(pairs, cut(pairs, rows), [&](int begin, int end, int next) {
+      for (int i = begin; i < end; ++i) {
+        if (const int after = i + 1 < end ? i + 1 : next; after < pairs) {
+          line.look_ahead(rows, pair(after).first, pair(after).second);
+        }
+        line.multiply(rows, pair(i).first, pair(i).second);
+      }
+    });
+    line.drain();
+    team_.barrier();
+  }
+#endif
+
+  int cut(int pairs, int rows) const { return rows >= kManyRows ? pairs : pieces(pairs); }
+
   Team& team_;
   const bool amx_;
   Activations shared_;

@@ -188,110 +188,6 @@ void group_rows(const Matrix& w, const Activations& x, int row, int panel, float
   for (int r = 0; r < R; ++r) _mm512_store_ps(y[r], total[r]);
 }
 
-// ------------------------------------------------------------------------------------------------------------- tiles
-
-#if SGLITE_AMX
-
-// The weights of the next pair of panels, brought to the L2 cache while this pair is at work: a slice at every step.
-class Ahead {
- public:
-  Ahead() = default;
-  Ahead(const uint8_t* a, const uint8_t* b, size_t panel_bytes, int steps)
-      : a_(a), b_(b), slice_(round_up(ceil_div(static_cast<int>(panel_bytes), steps), 64)), left_(panel_bytes) {}
-
-  void step() {
-    if (left_ <= 0) return;
-    for (int line = 0; line < slice_; line += 64) {
-      _mm_prefetch(a_ + line, _MM_HINT_T1);
-      _mm_prefetch(b_ + line, _MM_HINT_T1);
-    }
-    a_ += slice_;
-    b_ += slice_;
-    left_ -= slice_;
-  }
-
- private:
-  const uint8_t *a_ = nullptr, *b_ = nullptr;
-  int slice_ = 0;
-  int64_t left_ = 0;
-};
-
-// Two tiles of rows times two panels in bf16; a step is 32 columns.
-inline void dense_tiles(const Matrix& w, const Activations& x, int row, bool second, int a, int b, Unit& unit,
-                        Ahead& ahead) {
-  const size_t panel_bytes = static_cast<size_t>(w.padded_columns) * kLanes * 2;
-  const uint8_t *wa = w.codes + a * panel_bytes, *wb = w.codes + b * panel_bytes;
-  const uint8_t *x0 = x.tile_row(row), *x1 = second ? x.tile_row(row + kTileRows) : x0;
-  const int steps = w.padded_columns / 32;
-  TILE_ZERO(0);
-  TILE_ZERO(1);
-  if (second) {
-    TILE_ZERO(2);
-    TILE_ZERO(3);
-    for (int k = 0; k < steps; ++k) {
-      TILE_LOAD(4, x0 + k * 1024, 64);
-      TILE_LOAD(6, wa + k * 1024, 64);
-      TILE_DOT_BF16(0, 4, 6);
-      TILE_LOAD(7, wb + k * 1024, 64);
-      TILE_DOT_BF16(1, 4, 7);
-      TILE_LOAD(5, x1 + k * 1024, 64);
-      TILE_DOT_BF16(2, 5, 6);
-      TILE_DOT_BF16(3, 5, 7);
-      ahead.step();
-    }
-    TILE_STORE(2, unit.y[0][kTileRows], 64);
-    TILE_STORE(3, unit.y[1][kTileRows], 64);
-  } else {
-    for (int k = 0; k < steps; ++k) {
-      TILE_LOAD(4, x0 + k * 1024, 64);
-      TILE_LOAD(6, wa + k * 1024, 64);
-      TILE_DOT_BF16(0, 4, 6);
-      TILE_LOAD(7, wb + k * 1024, 64);
-      TILE_DOT_BF16(1, 4, 7);
-      ahead.step();
-    }
-  }
-  TILE_STORE(0, unit.y[0][0], 64);
-  TILE_STORE(1, unit.y[1][0], 64);
-}
-
-// One tile of rows times two panels, high and low bytes; a step is 64 columns. emit(row, ya, yb) takes each row.
-template <class Emit>
-void exact_tiles(const Matrix& w, const Activations& x, int row, int rows, int a, int b, Ahead& ahead, const Emit& emit) {
-  const size_t panel_bytes = static_cast<size_t>(w.padded_columns) * kLanes;
-  const uint8_t *wa = w.codes + a * panel_bytes, *wb = w.codes + b * panel_bytes, *from = x.tile_row(row);
-  const int steps = w.padded_columns / 64;
-  TILE_ZERO(0);
-  TILE_ZERO(1);
-  TILE_ZERO(2);
-  TILE_ZERO(3);
-  for (int k = 0; k < steps; ++k) {
-    TILE_LOAD(4, from + k * 2048, 64);
-    TILE_LOAD(6, wa + k * 1024, 64);
-    TILE_DOT_INT8(0, 4, 6);
-    TILE_LOAD(7, wb + k * 1024, 64);
-    TILE_DOT_INT8(1, 4, 7);
-    TILE_LOAD(5, from + k * 2048 + 1024, 64);
-    TILE_DOT_INT8(2, 5, 6);
-    TILE_DOT_INT8(3, 5, 7);
-    ahead.step();
-  }
-  alignas(64) int32_t sums[4][kTileRows][kLanes];
-  TILE_STORE(0, sums[0], 64);
-  TILE_STORE(1, sums[1], 64);
-  TILE_STORE(2, sums[2], 64);
-  TILE_STORE(3, sums[3], 64);
-  const float* scale = static_cast<const float*>(w.scale);
-  const __m512 scale_a = _mm512_loadu_ps(scale + a * kLanes), scale_b = _mm512_loadu_ps(scale + b * kLanes);
-  for (int r = 0; r < rows; ++r) {
-    const float row_scale = x.scale(row + r);
-    emit(row + r, exact_value(_mm512_load_si512(sums[0][r]), _mm512_load_si512(sums[2][r]), scale_a, row_scale),
-         exact_value(_mm512_load_si512(sums[1][r]), _mm512_load_si512(sums[3][r]), scale_b, row_scale));
-  }
-}
-
-#endif
-
 // ----------------------------------------------------------------------------------------------------------- dispatch
 
 template <Format F>
@@ -317,41 +213,18 @@ inline void exact_unit(const Matrix& w, const Activations& x, int row, int rows,
   }
 }
 
-// Rows [row, row + rows) times panels a and b; row is a multiple of 32, rows at most 32. emit(row, ya, yb) takes each
-// row's 16 results of either panel.
-template <class Emit>
-void product(const Matrix& w, const Activations& x, int row, int rows, int a, int b, bool amx, Unit& unit, Ahead& ahead,
-             const Emit& emit) {
-#if SGLITE_AMX
-  if (x.coding() == Coding::kInt16) {
-    for (int done = 0; done < rows; done += kTileRows) {
-      exact_tiles(w, x, row + done, std::min(kTileRows, rows - done), a, b, ahead, emit);
-      keep_tiles_awake();
-    }
-    return;
-  }
-#endif
+// Rows [row, row + rows) times panels a and b, without tiles; rows at most 32. sink(row, a, b, ya, yb) takes each row's
+// 16 results of either panel.
+template <class Sink>
+void product(const Matrix& w, const Activations& x, int row, int rows, int a, int b, Unit& unit, const Sink& sink) {
   if (x.coding() == Coding::kInt16U) exact_unit(w, x, row, rows, a, b, unit);
-  if (x.coding() == Coding::kBf16) {
-#if SGLITE_AMX
-    if (amx) {
-      dense_tiles(w, x, row, rows > kTileRows, a, b, unit, ahead);
-    } else {
-      dense_unit(w, x, row, rows, a, b, unit);
-    }
-#else
-    dense_unit(w, x, row, rows, a, b, unit);
-#endif
-  }
+  if (x.coding() == Coding::kBf16) dense_unit(w, x, row, rows, a, b, unit);
   if (x.coding() == Coding::kInt8) {
     const auto unit_of = w.format == kInt8 ? group_unit<kInt8> : group_unit<kInt4>;
     unit_of(w, x, row, rows, a, unit.y[0]);
     if (b != a) unit_of(w, x, row, rows, b, unit.y[1]);
   }
-  for (int r = 0; r < rows; ++r) {
-    emit(row + r, _mm512_load_ps(unit.y[0][r]), _mm512_load_ps(unit.y[1][r]));
-    if (amx && r % kTileRows == kTileRows - 1) keep_tiles_awake();
-  }
+  for (int r = 0; r < rows; ++r) sink(row + r, a, b, _mm512_load_ps(unit.y[0][r]), _mm512_load_ps(unit.y[1][r]));
 }
 
 }  // namespace sglite

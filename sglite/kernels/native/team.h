@@ -60,13 +60,21 @@ class Team {
   // Ends with a barrier.
   template <class F>
   void share(int count, int pieces, const F& work) {
-    const int64_t items = count;
-    for (;;) {
-      const int64_t piece = next_.fetch_add(1, std::memory_order_relaxed);
-      if (piece >= pieces) break;
-      work(static_cast<int>(piece * items / pieces), static_cast<int>((piece + 1) * items / pieces));
-    }
+    hand_out(count, pieces, [&work](int begin, int end, int) { work(begin, end); });
     barrier();
+  }
+
+  // The same without a barrier; work(begin, end, next) knows where the worker's next piece begins, `count` if nowhere.
+  template <class F>
+  void hand_out(int count, int pieces, const F& work) {
+    const int64_t items = count;
+    const auto edge = [items, pieces](int64_t piece) { return static_cast<int>(std::min<int64_t>(piece, pieces) * items / pieces); };
+    int64_t piece = next_.fetch_add(1, std::memory_order_relaxed);
+    while (piece < pieces) {
+      const int64_t next = next_.fetch_add(1, std::memory_order_relaxed);
+      work(edge(piece), edge(piece + 1), edge(next));
+      piece = next;
+    }
   }
 
  private:
