@@ -137,7 +137,8 @@ async def pulse(lags: list[float], end: float) -> None:
 async def load(options: argparse.Namespace) -> dict[str, Any]:
     host, _, port = options.address.partition(":")
     now, address = time.monotonic(), (host, int(port))
-    begin, end = now + options.ramp + _SETTLE, now + options.ramp + _SETTLE + options.seconds
+    arriving = options.clients / options.arrive
+    begin, end = now + arriving + _SETTLE, now + arriving + _SETTLE + options.seconds
     params = {"max_new_tokens": options.tokens, "temperature": 0, "ignore_eos": True}
     request = http("POST", "/generate", {"text": "x y z", "sampling_params": params})
     seen, health, lags = Seen(begin, end), Seen(begin, end), list[float]()
@@ -145,7 +146,7 @@ async def load(options: argparse.Namespace) -> dict[str, Any]:
     watch = Client(address, http("GET", "/health"), health, pause=0.1)
     loop, rng = asyncio.get_running_loop(), random.Random(0)
     for client in (watch, *clients):
-        loop.call_later(rng.random() * options.ramp, lambda client=client: loop.create_task(client.ask()))
+        loop.call_later(rng.random() * arriving, lambda client=client: loop.create_task(client.ask()))
     await pulse(lags, end)
     used = time.process_time()
     for client in (watch, *clients):
@@ -164,7 +165,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--ramp", type=float, default=2.0, help="the clients begin within that many seconds")
+    parser.add_argument("--arrive", type=float, default=640.0, help="how many clients come in a second at first")
     print(json.dumps(uvloop.run(load(parser.parse_args()))))
 
 

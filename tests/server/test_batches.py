@@ -233,6 +233,7 @@ def test_bad_uploads_and_unknown_names(backend: Any, tmp_path: Path) -> None:
             for status, response in answers:
                 assert response.status_code == status, response.text
                 assert response.json()["error"]["message"]
+            assert [a.json()["error"]["param"] for _, a in answers[:3]] == ["purpose", "purpose", "file"]
 
     asyncio.run(story())
     assert [p.name for p in (tmp_path / "files").iterdir()] == []

@@ -303,7 +303,7 @@ def test_the_context_is_a_limit(call: Call, length: int, status: int) -> None:
 def test_an_unknown_model_is_a_404(call: Call, name: str) -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
         refused(call("POST", path, json={**BODIES[path], "model": name}), 404, "model")
-    if name and ".." not in name:
+    if name and ".." not in name and not name.endswith("/"):  # a slash at a path's end says nothing
         refused(call("GET", f"/v1/models/{name}"), 404)
 
 

@@ -180,7 +180,7 @@ def test_top_logprobs_have_no_infinities(post: Post) -> None:
         ({"text": "a", "image_data": "x.png"}, "image_data"),
         ({"text": "a", "sampling_params": {"banana": 1}}, "sampling_params.banana"),
         ({"text": "a", "sampling_params": {"top_p": 0}}, "sampling_params.top_p"),
-        ({"text": "a", "sampling_params": {"regex": "a", "json_schema": "{}"}}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"regex": "a", "json_schema": "{}"}}, "sampling_params.regex"),
         ({"text": "a", "sampling_params": {"no_stop_trim": True}}, "sampling_params.no_stop_trim"),
         ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params"),
         ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),

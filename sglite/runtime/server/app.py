@@ -53,6 +53,7 @@ def create_app(
         version=sglite.__version__,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         lifespan=partial(_lifespan, service),
     )
     app.state.service = service

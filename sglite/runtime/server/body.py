@@ -34,6 +34,9 @@ class BoundedBody:
         """What replays the body and then tells of a disconnect."""
         headers, limit = Headers(scope=scope), self._config.max_body
         _check_length(headers, limit)
+        if (encoding := headers.get("content-encoding", "identity").strip().lower()) != "identity":
+            message = f"a body in the content encoding {encoding!r:.40} is not read; send it as it is"
+            raise refuse(415, message, "unsupported_media_type")
         body = await self._whole(receive, limit)
         if body and not _has_type(headers, "application/json"):
             raise refuse(415, "the content type must be application/json", "unsupported_media_type")

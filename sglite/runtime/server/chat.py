@@ -70,9 +70,9 @@ class ChatCompletion(OpenAIBody):
     @model_validator(mode="after")
     def _chat_consistent(self) -> ChatCompletion:
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise f.bad("max_tokens and max_completion_tokens differ; give one")
+            raise f.bad("differs from max_completion_tokens; give one", field="max_tokens")
         if self.top_logprobs is not None and not self.logprobs:
-            raise f.bad("top_logprobs needs logprobs: true")
+            raise f.bad("needs logprobs: true", field="top_logprobs")
         return self
 
     def token_limit(self) -> int | None:

@@ -38,13 +38,13 @@ class Completion(OpenAIBody):
     @model_validator(mode="after")
     def _supported(self) -> Completion:
         if self.best_of is not None and self.best_of < (self.n or 1):
-            raise f.bad(f"best_of {self.best_of} is less than n {self.n or 1}")
+            raise f.bad(f"{self.best_of} is less than n {self.n or 1}", field="best_of")
         if self.best_of is not None and self.stream:
-            raise f.bad("best_of is not supported in a stream: which is best is known at the end", "unsupported")
+            raise f.bad("not supported in a stream: which is best is known at the end", "unsupported", "best_of")
         if self.echo and any(isinstance(segment, Tokens) for prompt in self.prompt for segment in prompt):
-            raise f.bad("echo is not supported for prompts of token ids", "unsupported")
+            raise f.bad("not supported for prompts of token ids", "unsupported", "echo")
         if self.echo and self.stream and self.logprobs is not None:
-            raise f.bad("echo with logprobs is not supported in a stream", "unsupported")
+            raise f.bad("not supported with logprobs in a stream", "unsupported", "echo")
         return self
 
 

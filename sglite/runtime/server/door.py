@@ -26,6 +26,7 @@ class Door:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        scope = _plain(scope)
         answer = _Answer(send, request_id_of(headers.get("x-request-id", "")))
         request_id.set(answer.request_id)
         if "traceparent" in headers:
@@ -52,6 +53,12 @@ class Door:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._config.max_headers:
             raise refuse(431, f"the request's headers exceed {self._config.max_headers} bytes", "headers_too_large")
+
+
+def _plain(scope: Scope) -> Scope:
+    """HEAD asks what GET would answer, whose body the connection keeps to itself; a slash at the end says nothing."""
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return {**scope, "method": method, "path": scope["path"].rstrip("/") or "/"}
 
 
 class _Answer:

@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -133,7 +134,7 @@ def _http(error: HTTPException) -> Failure:
 
 
 def _validation(error: RequestValidationError) -> Failure:
-    shown = [(_path(detail, error.body), detail) for detail in error.errors()]
+    shown = [(_place(detail, error.body), detail) for detail in error.errors()]
     same_field = [entry for entry in shown if entry[0][:1] == shown[0][0][:1]]
     path, detail = max(same_field, key=lambda entry: len(entry[0]))  # of a union's branches the one that got furthest
     kind, param = detail["type"], _dotted(path)
@@ -154,10 +155,17 @@ def _complaint(kind: str, param: str | None, text: str) -> str:
 Path = tuple[str | int, ...]
 
 
+def _place(detail: Mapping[str, Any], body: Any) -> Path:
+    """A whole object's validator names its field itself."""
+    field = detail.get("ctx", {}).get("field")
+    path = _path(detail, body)
+    return (*path, *(int(part) if part.isdecimal() else part for part in field.split("."))) if field else path
+
+
 def _path(detail: Mapping[str, Any], body: Any) -> Path:
     """Where in the body a complaint belongs: pydantic's location without the names of union branches it mixes in."""
     path: Path = ()
-    here = body
+    here = dict(body) if isinstance(body, FormData) else body
     parts = detail["loc"][1:] if detail["loc"][:1] == ("body",) else detail["loc"]
     for i, part in enumerate(parts):
         named = i == len(parts) - 1 and detail["type"] in ("missing", "extra_forbidden")

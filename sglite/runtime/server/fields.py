@@ -28,9 +28,12 @@ class Body(BaseModel):
     )
 
 
-def bad(message: str, code: str = "invalid_request") -> PydanticCustomError:
-    """A validator's complaint; the field's path is added where it is reported."""
-    return PydanticCustomError(code, "{message}", {"message": message})
+def bad(message: str, code: str = "invalid_request", field: str | None = None) -> PydanticCustomError:
+    """A validator's complaint; the field's path is added where it is reported.
+
+    ``field``: of the object that a whole object's validator complains of.
+    """
+    return PydanticCustomError(code, "{message}", {"message": message, "field": field})
 
 
 # ---------------------------------------------------------------------------------------------------------- refused
@@ -270,5 +273,5 @@ def one_constraint(found: Iterable[tuple[str, ConstraintKind, str | None]]) -> C
     """The constraint among fields that may each name one. Two at once are refused by name."""
     given = [(name, Constraint(kind, source)) for name, kind, source in found if source is not None]
     if len(given) > 1:
-        raise bad(f"{' and '.join(name for name, _ in given)} cannot be used together")
+        raise bad(f"cannot be used together with {' and '.join(name for name, _ in given[1:])}", field=given[0][0])
     return given[0][1] if given else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from sglite.runtime.server import fields as f
 
@@ -98,9 +98,17 @@ class AssistantMessage(f.Body):
     name: Name | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
+    annotations: Annotated[list[Any] | None, f.only([])] = None
+    """As the openai package gives back its own answers."""
     refusal: f.Unsupported = None
     audio: f.Unsupported = None
     function_call: f.Unsupported = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> AssistantMessage:
+        if self.content is None and not self.tool_calls:
+            raise f.bad("must be a string or a list of content parts where there are no tool_calls", field="content")
+        return self
 
 
 class ToolMessage(f.Body):
@@ -114,12 +122,29 @@ Message = Annotated[
     SystemMessage | UserMessage | AssistantMessage | ToolMessage,
     Field(discriminator="role"),
 ]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def _answers_calls(messages: list[Message]) -> list[Message]:
+    """What a tool gave belongs to a call that was made before."""
+    made: set[str] = set()
+    for i, message in enumerate(messages):
+        if isinstance(message, AssistantMessage):
+            made.update(call.id for call in message.tool_calls or ())
+        elif isinstance(message, ToolMessage) and message.tool_call_id not in made:
+            raise f.bad("no earlier message has a tool call of this id", field=f"{i}.tool_call_id")
+    return messages
+
+
+Messages = Annotated[
+    list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), AfterValidator(_answers_calls)
+]
 
 
 def for_template(message: Message) -> dict[str, Any]:
     """As chat templates expect it: absent fields absent, and a developer is the system."""
-    plain = message.model_dump(exclude_none=True)
+    plain = message.model_dump(exclude_none=True, exclude={"annotations"})
+    if not plain.get("tool_calls"):
+        plain.pop("tool_calls", None)
     if plain["role"] == "developer":
         plain["role"] = "system"
     plain.setdefault("content", None)

@@ -71,7 +71,7 @@ class Sampling(f.Body):
     @model_validator(mode="after")
     def _consistent(self) -> Sampling:
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise f.bad(f"min_new_tokens {self.min_new_tokens} exceeds max_new_tokens {self.max_new_tokens}")
+            raise f.bad(f"{self.min_new_tokens} exceeds max_new_tokens {self.max_new_tokens}", field="min_new_tokens")
         self.constraint()
         return self
 
@@ -85,7 +85,7 @@ class Sampling(f.Body):
             ]
         )
         if self.json_whitespace != "spaced" and self.json_schema is None:
-            raise f.bad("json_whitespace needs json_schema")
+            raise f.bad("needs json_schema", field="json_whitespace")
         return found if found is None else replace(found, whitespace=self.json_whitespace)
 
     def params(self, context_length: int) -> SamplingParams:
@@ -108,10 +108,10 @@ class Generate(f.Body):
     return_logprob: bool | Annotated[list[bool], Field(max_length=f.MAX_PROMPTS)] | None = None
     logprob_start_len: f.Start | Annotated[list[f.Start], Field(max_length=f.MAX_PROMPTS)] | None = None
     top_logprobs_num: f.TopLogprobs | Annotated[list[f.TopLogprobs], Field(max_length=f.MAX_PROMPTS)] | None = None
-    return_text_in_logprobs: bool = False
+    return_text_in_logprobs: bool | None = False
     field_confidence: bool = False
     """Ours: ``meta_info.field_confidence`` tells how sure the model was of each field of a JSON answer or choice."""
-    stream: bool = False
+    stream: bool | None = False
     lora_path: str | None = None
     priority: f.Priority | None = None
     program: f.Label | None = None
@@ -122,7 +122,7 @@ class Generate(f.Body):
     session_params: f.Unsupported = None
     token_ids_logprob: f.TokenIds | None = None
     custom_logit_processor: f.Unsupported = None
-    return_hidden_states: Annotated[bool, f.only(False)] = False
+    return_hidden_states: Annotated[bool | None, f.only(False)] = False
 
 
 class _Call:
@@ -141,7 +141,7 @@ class _Call:
             self._request(context, i, prompt, context_length).validate() for i, prompt in enumerate(prompts)
         ]
         self._lists: defaultdict[int, NativeLogprobs] = defaultdict(
-            lambda: NativeLogprobs(body.return_text_in_logprobs)
+            lambda: NativeLogprobs(bool(body.return_text_in_logprobs))
         )
         """By identity of the results and samples, which live as long as the call."""
 

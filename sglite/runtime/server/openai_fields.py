@@ -50,9 +50,9 @@ class ResponseFormat(f.Body):
     def _complete(self) -> ResponseFormat:
         for name, kind in _FORMAT_FIELDS.items():
             if (getattr(self, name) is not None) and self.type != kind:
-                raise f.bad(f"{name} does not belong to type {self.type!r}")
+                raise f.bad(f"does not belong to type {self.type!r}", field=name)
         if self.type in ("json_schema", "regex", "grammar") and getattr(self, self.type) is None:
-            raise f.bad(f"type {self.type!r} needs the field {self.type}")
+            raise f.bad(f"type {self.type!r} needs the field {self.type}", field=self.type)
         return self
 
     def constraint(self) -> Constraint | None:
@@ -121,7 +121,7 @@ class ConstrainedBody(f.Body):
             ]
         )
         if one is None and self.structured_outputs is not None:
-            raise f.bad("structured_outputs must name a constraint")
+            raise f.bad("must name a constraint", field="structured_outputs")
         return one
 
 
@@ -158,10 +158,10 @@ class OpenAIBody(ConstrainedBody):
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIBody:
         if self.stream_options is not None and not self.stream:
-            raise f.bad("stream_options is only for stream: true")
+            raise f.bad("is only for stream: true", field="stream_options")
         limit = self.token_limit()
         if limit is not None and (self.min_tokens or 0) > limit:
-            raise f.bad(f"min_tokens {self.min_tokens} exceeds max_tokens {limit}")
+            raise f.bad(f"{self.min_tokens} exceeds max_tokens {limit}", field="min_tokens")
         return self
 
     def token_limit(self) -> int | None:

@@ -18,6 +18,7 @@ import uvicorn
 
 from sglite.errors import ConfigError
 from sglite.protocol import Backend
+from sglite.runtime.garbage import keep_everything
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.connection import Connection
@@ -28,6 +29,7 @@ from sglite.runtime.server.store import Store, open_store
 
 _BACKLOG = 4096
 """Connections that wait to be accepted; the system may allow fewer. One beyond them tries again after a second."""
+_DOORS = 16
 _LAST_WORDS = 1.0
 """Seconds in which cancelled requests end their answers."""
 
@@ -54,8 +56,13 @@ def serve_on(
     with _ending_is_no_error():
         server = _Server(backend, config, store, lambda: ready(url_of(listener)))
         gc.collect()
-        gc.freeze()  # modules and routes stay: collections of what requests leave behind need not look at them
-        server.run(sockets=[listener])
+        keep_everything()
+        server.run(doors(listener))
+
+
+def doors(listener: socket.socket) -> list[socket.socket]:
+    """The one listening socket several times over: uvloop accepts one connection a turn from each."""
+    return [listener, *(listener.dup() for _ in range(_DOORS - 1))]
 
 
 def allow_open_files() -> None:
@@ -90,7 +97,7 @@ def running(backend: Backend, config: ServerConfig | None = None) -> Iterator[st
     started = threading.Event()
     with listen(config) as listener, open_store(config.data_folder) as store:
         server = _Server(backend, config, store, started.set)
-        thread = threading.Thread(target=server.run, args=([listener],), name="sglite-server", daemon=True)
+        thread = threading.Thread(target=server.run, args=(doors(listener),), name="sglite-server", daemon=True)
         thread.start()
         started.wait()
         try:
@@ -140,6 +147,7 @@ class _Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 ws="none",
+                backlog=_BACKLOG,
                 http=Connection,
             )
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sglite.codec import decode, encode, encode_error
 from sglite.errors import InvalidRequestError, RequestError, SgliteError, UnsupportedError
 from sglite.protocol import Chunk, GenerateRequest
+from sglite.runtime.garbage import keep_everything
 from sglite.runtime.worker.joining import joined
 from sglite.runtime.worker.wire import (
     VERBS,
@@ -139,7 +139,7 @@ class _Worker:
     async def _load(self, options: Mapping[str, Any]) -> None:
         try:
             self._engine = await asyncio.to_thread(self._build, options)
-            gc.freeze()  # half a million objects that stay: no collection need look at them again
+            keep_everything()
             self.link.send(Ready(await self._engine.info()))
         except Exception as error:
             log.debug("the engine could not be built", exc_info=error)

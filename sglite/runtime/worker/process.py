@@ -36,7 +36,7 @@ Item = Chunk | Answer | SgliteError
 
 MAX_WAITING = 10_000
 """Chunks that may wait for one caller who does not take them; then the call ends with an error."""
-_DELIVERIES = 12
+_DELIVERIES = 6
 """Callers woken in one turn of the event loop: an answer that ends costs its caller a fraction of a millisecond."""
 _GRACE = 5.0
 """Seconds that a worker gets to end by itself before it is killed."""
