@@ -8,20 +8,18 @@ it was wrong, the token that went too far is taken back.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sglite.runtime.grammar.base import MaskGrammar, MaskMatcher
 from sglite.runtime.grammar.tokens import TokenTable
-from sglite.runtime.grammar.way_out import Brackets, ByteMatcher, Endings, Judged, Way, fewest_tokens, way_out
+from sglite.runtime.grammar.way_out import Brackets, ByteMatcher, Effort, Endings, Judged, Way, fewest_tokens, way_out
 
-START_WORK = 5_000
-"""Bytes tried for the fewest tokens of a grammar: enough for an answer of 2,000 characters."""
-STEP_WORK = 1_000
-"""Bytes tried for the way out of one place."""
-BYTES_A_TOKEN = 2
-"""What is no longer than so many bytes for each token of the budget is not shortened further."""
+START = Effort(5_000, 0.3)
+"""For the fewest tokens of a grammar: enough for an answer of 2,000 characters."""
+STEP = Effort(1_000, 0.1)
+"""For the way out of one place, on the engine's thread."""
 MARGIN = 16
 """From so many tokens before the estimate on, every place is looked at: an escape or half a character adds a few."""
 
@@ -39,19 +37,30 @@ class Exits:
     endings: Endings
 
     def shortest(self, judged: Judged | None, enough: int = 0) -> list[int] | None:
-        """The fewest tokens of a complete answer, as far as the search goes; or soon some that should be no more than
+        """The fewest tokens of a complete answer, as far as the search goes; or the first that are no more than
         ``enough``."""
-        found = self.search(self.masks.byte_matcher(), b"", START_WORK, enough * BYTES_A_TOKEN, judged).path
-        return (
-            None if found is None else fewest_tokens(self.tokens, found, lambda ids: _ends(self.masks.matcher(), ids))
-        )
+
+        def fits(path: bytes) -> bool:
+            ids = self._counted(path)
+            return ids is not None and len(ids) <= enough
+
+        found = self.search(self.masks.byte_matcher(), b"", START, fits, judged).path
+        return None if found is None else self._counted(found)
+
+    def _counted(self, path: bytes) -> list[int] | None:
+        return fewest_tokens(self.tokens, path, lambda ids: _ends(self.masks.matcher(), ids))
 
     def search(
-        self, place: ByteMatcher, text: bytes | bytearray, work: int, enough: int, judged: Judged | None
+        self,
+        place: ByteMatcher,
+        text: bytes | bytearray,
+        effort: Effort,
+        enough: Callable[[bytes], bool],
+        judged: Judged | None,
     ) -> Way:
         """The way out of ``place``, where ``text`` has led."""
         brackets = Brackets().after(text) if self.is_json else None
-        return way_out(place, brackets, work, enough, judged, self.endings)
+        return way_out(place, brackets, effort, enough, judged, self.endings)
 
     def grown_by(self, ids: Sequence[int]) -> int:
         """What ``ids`` add to the way out, at most."""
@@ -147,7 +156,7 @@ class Budget:
         return ids, len(ids) if ids is not None else self._when_not_found()
 
     def _search(self, text: bytes | bytearray, judged: Judged | None) -> Way:
-        return self._exits.search(self._place(text), text, STEP_WORK, self.left, judged)
+        return self._exits.search(self._place(text), text, STEP, lambda path: len(path) <= self.left, judged)
 
     def _counted(self, masks: MaskMatcher, found: bytes | None) -> list[int] | None:
         """What was found, in tokens."""

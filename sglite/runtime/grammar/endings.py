@@ -24,7 +24,7 @@ LONGEST = 240
 _SPARE = "a0-_ .é"
 """Of these one is no character of its own in nearly every pattern."""
 Exits = dict[int, tuple[str, int]]
-"""For each state of an automaton that is not final: a character on a shortest way to a final one, and the next state."""
+"""For each state of an automaton that is not final: a character on a shortest way to one, and the next state."""
 
 
 @dataclass(frozen=True)
@@ -89,4 +89,6 @@ def _spelling(chars: list[Any], alphabet: Any) -> str:
     named = [char for char in chars if isinstance(char, str)]
     if interegular.fsm.anything_else in chars:
         named += [char for char in _SPARE if char not in alphabet]
-    return min(named, key=lambda char: (not char.isalnum(), not char.isascii(), not char.isprintable(), char), default="")
+    return min(
+        named, key=lambda char: (not char.isalnum(), not char.isascii(), not char.isprintable(), char), default=""
+    )

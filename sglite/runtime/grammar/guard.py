@@ -62,19 +62,22 @@ class GuardedGrammar:
         self.plan = plan
         self.nbytes = masks.nbytes
         self._known: list[int] | None = None
-        """A complete answer that was short enough for a budget."""
+        """A complete answer: one that was short enough for a budget, or the shortest that was found."""
+        self._searched = False
+        """There is none shorter, as far as the search goes."""
 
     @property
     def min_tokens(self) -> int | None:
-        return len(self._shortest) if self._shortest is not None else None
+        answer = self._answer(0)
+        return len(answer) if answer is not None else None
 
     def is_ready(self, budget: int | None) -> bool:
         return (
             budget is None
             or self.kind not in COMPLETE
             or self._exits.size < budget
+            or self._searched
             or self._knows(budget)
-            or "_shortest" in vars(self)
         )
 
     def matcher(self, budget: int | None = None) -> GuardedMatcher:
@@ -86,7 +89,7 @@ class GuardedGrammar:
     def _budget(self, tokens: int) -> Budget:
         if self._exits.size < tokens:
             return Budget(self._exits, tokens, None)
-        answer = self._known if self._knows(tokens) else self._answer_within(tokens)
+        answer = self._answer(tokens)
         if answer is not None and tokens < len(answer):
             raise GrammarError(
                 f"{tokens} new tokens are too few for this {self.kind}: its shortest answer has {len(answer)}",
@@ -98,11 +101,12 @@ class GuardedGrammar:
     def _knows(self, tokens: int) -> bool:
         return self._known is not None and len(self._known) <= tokens
 
-    def _answer_within(self, tokens: int) -> list[int] | None:
-        """Soon some answer that is short enough, or else the shortest that is known."""
-        if "_shortest" not in vars(self):
-            self._known = self._exits.shortest(self._ahead, tokens)
-        return self._known if self._knows(tokens) else self._shortest
+    def _answer(self, enough: int) -> list[int] | None:
+        """An answer of no more than ``enough`` tokens, or else the shortest that is known."""
+        if not self._searched and not self._knows(enough):
+            self._known = self._exits.shortest(self._ahead, enough) or self._known
+            self._searched = not self._knows(enough)
+        return self._known
 
     def wrong(self, text: bytes) -> str | None:
         """What is wrong with a finished text that the mask accepts."""
@@ -113,10 +117,6 @@ class GuardedGrammar:
         size, growth = sizes(self.plan.mask_schema) if self.plan is not None else (64, 64)
         endings = Endings(self.plan.patterns if self.plan is not None else ())
         return Exits(self.masks, self.backend.tokens, self.kind != "choices", size, growth, endings.of)
-
-    @cached_property
-    def _shortest(self) -> list[int] | None:
-        return self._exits.shortest(self._ahead)
 
     @property
     def _ahead(self) -> Ahead | None:
@@ -205,10 +205,12 @@ class GuardedMatcher:
         return self._search.ahead(self._text, self._grammar.wrong) if self._search is not None else None
 
     def _stay_within_budget(self) -> int:
-        """Take the last tokens back, down to a place that has a way out, and leave by it for one step."""
-        before = len(self._ends)
+        """Take the last tokens back, more and more of them, to a place that has a way out, and leave by it for one
+        step."""
+        before, step = len(self._ends), 1
         while len(self._ends) - 1 > self.settled:
-            self.rollback(1)
+            self.rollback(min(step, len(self._ends) - 1 - self.settled))
+            step *= 2
             if self._budget is not None and self._budget.leads_out(self.masks, self._text, self._ahead()):
                 self._leave = True
                 return before - len(self._ends)

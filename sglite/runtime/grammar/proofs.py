@@ -38,7 +38,7 @@ def exclusive_types(schemas: Sequence[Json], scope: Scope, types: str | Iterable
     """The types among ``types`` whose values satisfy at most one of ``schemas``, when every value of the others
     satisfies two or more of them; None where that could not be proved."""
     asked = json_types(types)
-    twice = {name for name in asked if sum(_all_satisfy(name, schema) for schema in schemas) > 1}
+    twice = {name for name in asked if sum(_all_satisfy(name, schema, scope, 0) for schema in schemas) > 1}
     return asked - twice if all_disjoint(schemas, scope, asked - twice) else None
 
 
@@ -51,12 +51,15 @@ _SPECIFIC = {
 """Keywords that mean nothing to values of other types."""
 
 
-def _all_satisfy(name: str, schema: Json) -> bool:
+def _all_satisfy(name: str, schema: Json, scope: Scope, depth: int) -> bool:
     """Every value of type ``name`` satisfies ``schema``, which says nothing about such values."""
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return schema is True
     others = (words for kind, words in _SPECIFIC.items() if kind != name)
-    return schema.keys() - ANNOTATIONS <= frozenset().union(*others)
+    parts = [(part, scope) for part in schema.get("allOf", ())]
+    parts += [scope.look_up(schema["$ref"])] if "$ref" in schema else []
+    own = schema.keys() - ANNOTATIONS - {"$ref", "allOf"}
+    return own <= frozenset().union(*others) and all(_all_satisfy(name, *part, depth + 1) for part in parts)
 
 
 def all_within(schemas: Sequence[Json], scope: Scope, types: str | list[str]) -> bool:

@@ -19,8 +19,14 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from sglite.runtime.grammar.tokens import TokenTable
 
-SECONDS = 0.3
-"""After which the search ends, whatever its work: hostile grammars make a single byte expensive."""
+
+class Effort(NamedTuple):
+    """``work`` bytes are tried in each pass, for ``seconds`` in all: hostile grammars make a single byte expensive."""
+
+    work: int
+    seconds: float
+
+
 WIDE = 24
 """Where more bytes than this are allowed, they are mostly the content of a string, and a few stand for all."""
 SAMPLES = b'"}],:01aA -.@/'
@@ -33,6 +39,8 @@ FILLERS = b"a0"
 """What a string is filled with until it is long enough to end."""
 STRETCH = 2048
 """So many bytes at most."""
+SHORT = 256
+"""How a longer string may end is asked but once: where the search begins."""
 QUOTE = 0x22
 
 
@@ -111,18 +119,23 @@ Endings = Callable[[bytes], Iterable[bytes]]
 
 
 def way_out(
-    start: ByteMatcher, brackets: Brackets | None, work: int, enough: int, judged: Judged | None, endings: Endings
+    start: ByteMatcher,
+    brackets: Brackets | None,
+    effort: Effort,
+    enough: Callable[[bytes], bool],
+    judged: Judged | None,
+    endings: Endings,
 ) -> Way:
-    """The shortest bytes after which the text is complete (and ``judged`` valid) that trying ``work`` bytes finds; or
-    the first that are no more than ``enough``. ``brackets`` is what is open in a JSON text, None for other
+    """The shortest bytes after which the text is complete (and ``judged`` valid) that are found with ``effort``; or
+    the first that are short ``enough``. ``brackets`` is what is open in a JSON text, None for other
     grammars."""
-    hopeless, end = False, time.monotonic() + SECONDS
+    hopeless, end = False, time.monotonic() + effort.seconds
     for samples, merge in PASSES:
-        search = _Search(start, brackets, work, samples, merge, judged, endings)
+        search = _Search(start, brackets, effort.work, samples, merge, judged, endings)
         for path in search.ways(end):
             if (search.bound is None or len(path) < len(search.bound)) and (judged is None or judged.valid(path)):
                 search.bound = path
-                if len(path) <= enough:
+                if enough(path):
                     break
         if search.bound is not None:
             return Way(search.bound, False)
@@ -190,12 +203,14 @@ class _Search:
                 yield step.path
                 continue
             self._seen[step.state] += 1
-            for rank, next_step in enumerate(self._steps(step)):
-                heapq.heappush(heap, (detours + rank, -next(ties), next_step))
+            for detour, next_step in self._steps(step):
+                heapq.heappush(heap, (detours + detour, -next(ties), next_step))
         self.saw_everything = not heap and not self._left_out
 
-    def _steps(self, step: _Step) -> list[_Step]:
-        """The next places, the most promising first; of those that look alike one is enough (with ``merge``)."""
+    def _steps(self, step: _Step) -> Iterator[tuple[int, _Step]]:
+        """The next places, the most promising first, and how far each is from that; of those that look alike one is
+        enough (with ``merge``). Where the judge refuses some, what is left leads away."""
+        refused = False
         found: dict[tuple[_State, bytes], tuple[tuple[int, ...], _Step]] = {}
         for data in self._candidates(step):
             self._work -= 1
@@ -208,6 +223,7 @@ class _Search:
             state = (child.allowed() + bytes([child.accepting]), ahead)
             place = None if self._judged is None else self._judged.after(step.place, step.path + more)
             if self._judged is not None and place is None:
+                refused = True
                 continue
             after = _Step(step.path + more, child, opened, state, place)
             rank = (after.open, self._seen[state], _preference(data), len(more))
@@ -215,18 +231,24 @@ class _Search:
             self._left_out = self._left_out or key in found
             if self._may_be_shorter(after) and (key not in found or rank < found[key][0]):
                 found[key] = (rank, after)
-        return [after for _, after in sorted(found.values(), key=lambda entry: entry[0])]
+        return enumerate((after for _, after in sorted(found.values(), key=lambda entry: entry[0])), start=refused)
 
     def _candidates(self, step: _Step) -> list[bytes]:
         allowed = step.matcher.allowed()
-        inside = step.opened is not None and step.opened.in_string and QUOTE not in allowed
-        known = [] if step.opened is None or not inside else list(self._endings(step.opened.content))
-        if inside and not known:
-            known = self._fillings(step, allowed)
+        known = list(self._ends_of_string(step, allowed))
         if len(allowed) > WIDE:
             self._left_out = True
             allowed = bytes(byte for byte in self._samples if byte in allowed) or allowed[:WIDE]
         return known + [bytes([byte]) for byte in allowed]
+
+    def _ends_of_string(self, step: _Step, allowed: bytes) -> Iterator[bytes]:
+        """Where it may not end yet, or the judge may think so."""
+        if step.opened is None or not step.opened.in_string or (QUOTE in allowed and self._judged is None):
+            return
+        if not step.path or len(step.opened.content) <= SHORT:
+            yield from self._endings(step.opened.content)
+        if QUOTE not in allowed:
+            yield from self._fillings(step, allowed)
 
     def _fillings(self, step: _Step, allowed: bytes) -> list[bytes]:
         """As much of the same as it takes for the string to end, where that is all it takes."""
