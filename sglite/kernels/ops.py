@@ -101,6 +101,10 @@ class KVPool(Protocol):
 
     def nbytes(self) -> int: ...
 
+    def copy_pages(self, sources: list[int], targets: list[int]) -> None:
+        """Of every layer. All sources are read before any target is written."""
+        ...
+
 
 class Ops(Protocol):
     """The operations a decoder needs. Activations are row-major [T, ...] in ``dtype`` on ``device``."""

@@ -39,6 +39,10 @@ class PagedKV:
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
 
+    def copy_pages(self, sources: list[int], targets: list[int]) -> None:
+        for pool in (self.k, self.v):
+            pool[:, targets] = pool[:, sources]
+
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Views of one layer's keys and values by slot: [pages * page_size, kv_heads, head_dim]."""
         return self.k[layer].flatten(0, 1), self.v[layer].flatten(0, 1)

@@ -94,7 +94,7 @@ def assemble(
     book = PageBook(pages)
     scheduler = Scheduler(
         book,
-        PrefixCache(book, config.page_size) if config.prefix_cache else None,
+        PrefixCache(book, config.page_size, tails=runners.copies) if config.prefix_cache else None,
         policy=config.policy,
         page_size=config.page_size,
         max_running=config.max_running,
@@ -150,7 +150,12 @@ def _kv_tokens(config: EngineConfig, model: Model, runners: Runners) -> int:
 
 
 class Runners(Protocol):
-    """Where the model runs: how large its KV pool may be, and the runner over it."""
+    """Where the model runs: how large its KV pool may be, and the runner over it.
+
+    ``copies``: it honours ``Row.copied``.
+    """
+
+    copies: bool
 
     def pool(self, config: EngineConfig, model: Model) -> int:
         """In tokens."""
@@ -160,6 +165,8 @@ class Runners(Protocol):
 
 
 class _Cpu:
+    copies = True
+
     def pool(self, config: EngineConfig, model: Model) -> int:
         return _CPU_KV_TOKENS
 
@@ -200,6 +207,8 @@ def _info(config: EngineConfig, model: Model, tokenizer: Tokenizer, kinds: froze
             prompt_logprobs=True,
             token_prompts=True,
             sampling=frozenset(SamplingParams.__dataclass_fields__),
+            json_whitespace="json_schema" in kinds,
+            field_confidence=not config.device.startswith("cuda"),
         ),
         details={name: getattr(config, name) for name in EngineConfig.__dataclass_fields__},
     )

@@ -58,8 +58,9 @@ def build_batch(rows: Sequence[Row], tables: PageTables, page_size: int, device:
 
 
 def _moved(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
-    values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return replace(batch, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+    return replace(batch, **moved)
 
 
 def one_each(rows: Sequence[Row]) -> bool:

@@ -219,9 +219,8 @@ class EngineCore:
         return [(row, tracks[sequence(row.slot)]) for row in plan.rows]  # type: ignore[index]
 
     def _mark_planned(self, rows: Iterable[tuple[Row, Track]], now: float) -> None:
-        for _, track in rows:
-            if not track.clock.planned:
-                track.clock.planned = now
+        for track in [track for row, track in rows if row.reset and not track.clock.planned]:
+            track.clock.planned = now
 
     def _ends(self, rows: Sequence[tuple[Row, Track]]) -> list[End]:
         """The rows that reach their sequence's end in this step, with all the sampler will need but the logits."""

@@ -105,6 +105,9 @@ class PageLedger:
         if self._cache is not None and lease is not None:
             sequence.pages = self._cache.pages(lease)
             sequence.computed = lease.length
+            if lease.begun is not None:
+                sequence.copied, n = lease.begun
+                sequence.computed += n
 
     def grow(self, sequences: Iterable[tuple[Sequence, int]]) -> None:
         """Give each sequence the pages up to its target. There must be as many ``available``.
@@ -127,7 +130,8 @@ class PageLedger:
         if tabled != len(pages):
             news, sequence.tabled = tuple(pages[tabled:]), len(pages)
         logits = 1 if sequence.score_from is None and target == len(sequence.tokens) else sequence.wanted_logits(target)
-        return Row(sequence.slot, start, ids, news, tabled == 0, logits, sequence.adapter)
+        copied, sequence.copied = sequence.copied, -1
+        return Row(sequence.slot, start, ids, news, tabled == 0, logits, sequence.adapter, copied)
 
     def _evict(self, n: int, payer: Sequence) -> None:
         if n > 0 and self._cache is not None:
@@ -145,11 +149,20 @@ class PageLedger:
             sequence.pages[first:last] = kept
             sequence.tabled = 0
 
+    def publish_tail(self, sequence: Sequence, upto: int) -> None:
+        """After ``publish``, of one that leaves: the positions of its last page that is not full."""
+        lease, tokens = sequence.lease, sequence.tokens
+        if self._cache is None or lease is None or not self._cache.tails or sequence.copied >= 0:
+            return
+        first = self.shared(sequence)
+        if lease.length < upto and self._cache.add_tail(lease, tokens[lease.length : upto], sequence.pages[first]):
+            del sequence.pages[first]
+
     def leave(self, sequence: Sequence) -> Lease | None:
         """Free what is not in the tree. Returns the lease, for ``release``."""
         self._book.free(sequence.pages[self.shared(sequence) :])
         lease, sequence.lease = sequence.lease, None
-        sequence.pages, sequence.tabled = [], 0
+        sequence.pages, sequence.tabled, sequence.copied = [], 0, -1
         return lease
 
     def adopt(self, namespace: Namespace, tokens: list[int], write: Callable[[int, list[int]], None]) -> int:

@@ -10,7 +10,8 @@ class Row(NamedTuple):
     """Compute positions ``[start, start + len(ids))`` of the sequence in ``slot``.
 
     A negative id stands for a token that only the device knows yet: see ``pending``.
-    ``new_pages`` are appended to the slot's page table before the step (``reset`` clears it first).
+    ``new_pages`` are appended to the slot's page table before the step (``reset`` clears it first). ``copied`` is the
+    page whose contents the page of position ``start`` begins with (-1: none): all pages are read before any is written.
     The logits of the last ``logits`` positions are wanted: 0 for a chunk that does not reach its end, 1 to sample,
     more to score.
     """
@@ -22,6 +23,7 @@ class Row(NamedTuple):
     reset: bool = False
     logits: int = 0
     adapter: int = 0
+    copied: int = -1
 
     @property
     def stop(self) -> int:

@@ -53,8 +53,10 @@ class Program:
         return leases
 
     def spent(self, branch: str, lease: Lease) -> Lease:
-        """Nobody comes back to what the branch added to what it found."""
+        """Nobody comes back to what the branch added to what it found. What a fork added is gone at once; what a whole
+        program added may well be what the next one begins with."""
         lease.spent = self.found.get(branch, 0)
+        lease.dropped = branch != ""
         return lease
 
 

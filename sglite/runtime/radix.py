@@ -4,6 +4,9 @@ Every node holds a run of whole pages. A lease counts one reference on each node
 as many references as any child. Unreferenced nodes wait in an ordered dict, least recently released first; a release
 files the deepest node of the path first. Both facts together make the first node of that dict always a leaf, so
 eviction needs no search, no heap and no clock. The same holds for the dict that each namespace has of its own nodes.
+
+With ``tails`` a node also has tails: pages that are not full, where sequences ended. Nobody leases one. A sequence that
+goes on in the same way, or in the way a whole page below the node begins, copies that page and so finds every token.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from sglite.runtime.pages import PageBook
 
@@ -21,7 +25,7 @@ Namespace = tuple[str, ...]
 class Node:
     """A run of ``len(pages)`` pages below ``parent``; a child is found by the bytes of its first page's tokens."""
 
-    __slots__ = ("children", "pages", "parent", "refs", "space", "tokens")
+    __slots__ = ("children", "pages", "parent", "refs", "space", "tails", "tokens")
 
     def __init__(self, space: Space, parent: Node | None, tokens: array[int], pages: array[int], refs: int) -> None:
         self.space = space
@@ -30,6 +34,7 @@ class Node:
         self.pages = pages
         self.refs = refs
         self.children: dict[bytes, Node] = {}
+        self.tails: dict[bytes, Node] = {}
 
 
 class Space:
@@ -52,16 +57,23 @@ class Space:
 class Lease:
     """The first ``length`` positions of some sequence, kept in the tree until the lease is released.
 
-    ``spent`` says from which position on nobody will come back to it: that is the first to be evicted.
+    ``begun``: a page, and how many of its first positions are the ones that follow; to be copied before pages change.
+    ``spent`` says from which position on nobody will come back to it: that is the first to be evicted, or with
+    ``dropped`` evicted at once.
     """
 
-    __slots__ = ("length", "node", "spent")
+    __slots__ = ("begun", "dropped", "length", "node", "spent")
 
     def __init__(self, node: Node, length: int) -> None:
         self.node: Node | None = node
         self.length = length
+        self.begun: tuple[int, int] | None = None
         self.spent: int | None = None
+        self.dropped = False
 
+
+WAYS_ON = 32
+"""Of the ways on from a node, how many are looked at for one that begins alike: the latest tails, then pages."""
 
 STALE = 4
 """A namespace not looked up while so many times the pool's pages were inserted is no longer protected from others."""
@@ -84,11 +96,15 @@ class CacheStats:
 
 
 class PrefixCache:
-    """Pages come from ``book`` and return to it; a page given to the tree is the tree's to free."""
+    """Pages come from ``book`` and return to it; a page given to the tree is the tree's to free.
 
-    def __init__(self, book: PageBook, page_size: int) -> None:
+    ``tails``: whether pages that are not full are kept and found; whoever matches must be able to copy pages.
+    """
+
+    def __init__(self, book: PageBook, page_size: int, *, tails: bool = False) -> None:
         assert page_size >= 1
         self.page_size = page_size
+        self.tails = tails and page_size > 1
         self.evictable = 0
         """Pages that ``evict`` could free now."""
         self._book = book
@@ -138,7 +154,11 @@ class PrefixCache:
         self._matches += 1
         self._steps += self._hold(node, None) - 1
         self._leases += 1
-        return Lease(node, length)
+        lease = Lease(node, length)
+        if self.tails:
+            end = min(self._end(tokens, limit), length + self.page_size)
+            lease.begun = self._begun(node, tokens[length:end])
+        return lease
 
     def probe(self, namespace: Namespace, tokens: Sequence[int], limit: int | None = None) -> int:
         """How long a lease ``match`` would give, leaving everything as it is."""
@@ -189,6 +209,24 @@ class PrefixCache:
         self._book.free(duplicates)
         return self.pages(lease, lease.length - len(run)) if duplicates else pages
 
+    def add_tail(self, lease: Lease, tokens: Sequence[int], page: int) -> bool:
+        """Give the tree a page that is not full, of the ``tokens`` that follow the lease.
+
+        False, and the page stays the caller's, if it would add nothing.
+        """
+        node, run = lease.node, array("i", tokens)
+        assert node is not None and self.tails and 0 < len(run) < self.page_size
+        known = self._begun(node, tokens)
+        if not node.space.alive or (known is not None and known[1] == len(run)):
+            return False
+        self._supersede(node, run)
+        tail = Node(node.space, node, run, array("i", [page]), 0)
+        node.tails[run.tobytes()] = tail
+        self._count(node.space, 1)
+        self._nodes += 1
+        self._retire(tail)
+        return True
+
     def release(self, lease: Lease) -> None:
         """End a lease. What nobody else leases becomes evictable, or free at once if it was flushed meanwhile."""
         node = last = lease.node
@@ -202,9 +240,11 @@ class PrefixCache:
                 self._retire(node)
             node = parent
         node.refs -= 1
-        if lease.spent is not None and last.space.alive:
-            self._expose(last, lease.length, lease.spent)
+        spent = lease.spent if last.space.alive else None
+        exposed = 0 if spent is None else self._expose(last, lease.length, spent - spent % self.page_size)
         self._forget_if_empty(node.space)
+        if lease.dropped:
+            self.evict(exposed)
 
     def adopt(self, namespace: Namespace, tokens: Sequence[int], pages: list[int]) -> int:
         """Take in KV computed elsewhere: ``pages`` hold all of ``tokens``. Returns how many pages were news."""
@@ -244,8 +284,11 @@ class PrefixCache:
 
     # ------------------------------------------------------------------------------------------------------ the tree
 
+    def _end(self, tokens: Sequence[int], limit: int | None) -> int:
+        return len(tokens) if limit is None else max(0, min(limit, len(tokens)))
+
     def _whole(self, tokens: Sequence[int], limit: int | None) -> array[int]:
-        length = len(tokens) if limit is None else max(0, min(limit, len(tokens)))
+        length = self._end(tokens, limit)
         return array("i", tokens[: length - length % self.page_size])
 
     def _descend(self, node: Node, run: array[int]) -> tuple[Node, int, int]:
@@ -274,6 +317,33 @@ class PrefixCache:
                 unequal = middle
         return equal
 
+    def _begun(self, node: Node, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """The page below ``node`` that begins most like ``tokens``, and for how long."""
+        best, longest = None, 0
+        for other in islice(chain(reversed(node.tails.values()), reversed(node.children.values())), WAYS_ON):
+            shared = shared_start(other.tokens, tokens)
+            if shared > longest:
+                best, longest = other, shared
+        if best is None:
+            return None
+        if len(best.tokens) < self.page_size:
+            self._idle.move_to_end(best)
+            best.space.idle.move_to_end(best)
+        return best.pages[0], longest
+
+    def _supersede(self, node: Node, run: array[int]) -> None:
+        """Tails that are a beginning of another tail add nothing. (Those that are a beginning of a page stay: the page
+        may go with the branch that went on so.)"""
+        for n in range(1, len(run) + 1) if node.tails else ():
+            tail = node.tails.get(run[:n].tobytes())
+            if tail is not None:
+                self._trim(tail, 1)
+
+    def _count(self, space: Space, pages: int) -> None:
+        space.pages += pages
+        self._pages += pages
+        self._inserted += pages
+
     def _split(self, node: Node, inside: int) -> Node:
         """Cut a node after ``inside`` tokens; the new upper part is returned.
 
@@ -292,10 +362,8 @@ class PrefixCache:
 
     def _append(self, node: Node, tokens: array[int], pages: array[int]) -> Node:
         """New content below ``node`` for the one lease that ends there."""
-        node.space.pages += len(pages)
-        self._pages += len(pages)
-        self._inserted += len(pages)
-        if node.refs == 1 and not node.children and node.parent is not None:
+        self._count(node.space, len(pages))
+        if node.refs == 1 and not node.children and not node.tails and node.parent is not None:
             node.tokens.extend(tokens)
             node.pages.extend(pages)
             return node
@@ -324,9 +392,9 @@ class PrefixCache:
         if not node.space.alive:
             self._trim(node, len(node.pages))
 
-    def _expose(self, node: Node, end: int, start: int) -> None:
+    def _expose(self, node: Node, end: int, start: int) -> int:
         """Put the idle path up from a leaf that ends at one position to another, as far as nothing else hangs on it,
-        first in line for eviction."""
+        first in line for eviction. Returns how many pages these are."""
         tail: list[Node] = []
         while node.parent is not None and node.refs == 0 and len(node.children) == (1 if tail else 0):
             end -= len(node.tokens)
@@ -334,13 +402,15 @@ class PrefixCache:
                 break
             tail.append(node)
             node = node.parent
-        for each in reversed(tail):
+        first = [each for node in reversed(tail) for each in (node, *node.tails.values())]
+        for each in first:
             self._idle.move_to_end(each, last=False)
             each.space.idle.move_to_end(each, last=False)
+        return sum([len(each.pages) for each in first])
 
     def _trim(self, node: Node, n: int) -> int:
         """Free up to ``n`` pages from the end of an idle leaf; with the last one the leaf goes."""
-        assert not node.children, "an idle node is preceded by its descendants"
+        assert not node.children and not node.tails, "an idle node is preceded by its descendants"
         n = min(n, len(node.pages))
         self.evictable -= n
         self._pages -= n
@@ -356,12 +426,13 @@ class PrefixCache:
     def _unlink(self, node: Node) -> None:
         assert node.parent is not None
         del self._idle[node], node.space.idle[node]
-        del node.parent.children[self._key(node)]
+        siblings = node.parent.tails if len(node.tokens) < self.page_size else node.parent.children
+        del siblings[self._key(node)]
         self._nodes -= 1
         self._forget_if_empty(node.space)
 
     def _forget_if_empty(self, space: Space) -> None:
-        if space.root.refs or space.root.children:
+        if space.root.refs or space.root.children or space.root.tails:
             return
         if space.alive:
             del self._spaces[space.name]
@@ -395,7 +466,7 @@ class PrefixCache:
         while stack:
             node = stack.pop()
             yield node
-            stack += node.children.values()
+            stack += (*node.children.values(), *node.tails.values())
 
     def _check_node(self, node: Node) -> None:
         assert node.refs >= sum(child.refs for child in node.children.values())
@@ -403,5 +474,19 @@ class PrefixCache:
             assert child.parent is node and child.space is node.space and key == self._key(child)
             assert len(child.tokens) == len(child.pages) * self.page_size > 0
             assert node.space.alive or child.refs, "flushed nodes live as long as their leases"
+        for key, tail in node.tails.items():
+            assert tail.parent is node and tail.space is node.space and key == self._key(tail)
+            assert 0 < len(tail.tokens) < self.page_size and len(tail.pages) == 1
+            assert tail.refs == 0 and not tail.children and not tail.tails and tail.space.alive
         if node.parent is None:
-            assert node.refs or node.children, "an empty namespace is forgotten"
+            assert node.refs or node.children or node.tails, "an empty namespace is forgotten"
+
+
+def shared_start(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning; for short ones."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n

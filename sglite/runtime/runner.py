@@ -99,6 +99,7 @@ class Runner:
     def start(self, rows: Sequence[Row]) -> Flight:
         """Take over the plan's new pages (exactly once per plan) and compute: see ``forward``."""
         self._tables.apply(rows)
+        self._copy_begun(rows)
         if self._thread is not None:
             return self._thread.submit(self._forward_aside, rows)
         try:
@@ -109,6 +110,13 @@ class Runner:
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Hidden states of the rows' wanted positions, in row order: [sum of row.logits, E]."""
         return self.model.forward(self._batch(rows), self._kv)
+
+    def _copy_begun(self, rows: Sequence[Row]) -> None:
+        """Pages that begin as others do."""
+        begun = [row for row in rows if row.copied >= 0]
+        if begun:
+            targets = [self._tables.lists[row.slot][row.start // self._page_size] for row in begun]
+            self._kv.copy_pages([row.copied for row in begun], targets)
 
     @torch.inference_mode()
     def _forward_aside(self, rows: Sequence[Row]) -> Tensor:

@@ -383,7 +383,9 @@ class Scheduler:
     def _leave(self, sequence: Sequence, keep: bool) -> Lease | None:
         self._dismiss(sequence)
         if keep:  # tokens may have been taken back since the last step
-            self._ledger.publish(sequence, min(sequence.computed, len(sequence.tokens)))
+            end = min(sequence.computed, len(sequence.tokens))
+            self._ledger.publish(sequence, end)
+            self._ledger.publish_tail(sequence, end)
         self._slots.leave(sequence)
         self._room.full = False
         return self._ledger.leave(sequence)

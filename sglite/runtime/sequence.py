@@ -65,6 +65,8 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     """Pages in order of position; the first ``lease.length // page_size`` belong to the tree."""
     lease: Lease | None = None
+    copied: int = -1
+    """A page to be copied, in the next step, to where ``computed`` is: it has what was computed of that page."""
     tabled: int = 0
     """Pages that the runner's page table of this slot has; 0: none, or others than ``pages``."""
 

@@ -188,10 +188,12 @@ class GenerateTrack:
         if self._fresh and not self.clock.first_token:
             self.clock.first_token = now
         emission = self._emit_fresh()
-        if self._finish is None and not (emission.text or emission.ids):
+        finish = self._finish
+        if finish is None and not (emission.text or emission.ids):
             return []
-        first, self._silent = self._silent, False
-        return [self._chunk(emission, self._finish, self._usage(now) if first or self._finish else None)]
+        usage = self._usage(now) if self._silent or finish else None
+        self._silent = False
+        return [self._chunk(emission, finish, usage)]
 
     @property
     def _budget(self) -> int:
@@ -237,8 +239,13 @@ class GenerateTrack:
 
     def _emit_fresh(self) -> Emission:
         """Text of the settled tokens; the rest may still be taken back."""
-        parts = []
-        for token, logprob in self._settled():
+        parts, settled = [], self._settled()
+        if len(settled) == 1 and self._finish is None:  # as in most steps
+            emission = self._stream.push(*settled[0])
+            if emission.stopped is not None:
+                self._finish = Finish("stop", matched=emission.stopped)
+            return emission
+        for token, logprob in settled:
             parts.append(self._stream.push(token, logprob))
             if parts[-1].stopped is not None:
                 self._finish = Finish("stop", matched=parts[-1].stopped)
@@ -257,16 +264,9 @@ class GenerateTrack:
         return settled
 
     def _chunk(self, emission: Emission, finish: Finish | None = None, usage: Usage | None = None) -> Chunk:
-        return Chunk(
-            text=emission.text,
-            ids=emission.ids,
-            index=self.sequence.index,
-            logprobs=emission.logprobs,
-            uncovered=emission.uncovered,
-            finish=finish,
-            usage=usage,
-            prompt_logprobs=self._prompt_scores() if finish else (),
-        )
+        text, ids, logprobs, uncovered, _ = emission
+        scores = self._prompt_scores() if finish else ()
+        return Chunk(text, ids, self.sequence.index, logprobs, uncovered, finish, usage, scores)
 
     def _prompt_scores(self) -> tuple[TokenLogprob, ...]:
         if self._logprobs is None or self._logprobs.prompt_start is None:

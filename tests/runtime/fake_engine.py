@@ -51,10 +51,12 @@ def answer(namespace: tuple[str, ...], prompt: list[int], n: int) -> list[int]:
 class FakeEngine:
     """Scheduler, pool and page tables. ``step`` does what an engine does, and asserts what a model would need."""
 
-    def __init__(self, *, pages: int = 64, page_size: int = 4, cached: bool = True, **options: object) -> None:
+    def __init__(
+        self, *, pages: int = 64, page_size: int = 4, cached: bool = True, tails: bool = False, **options: object
+    ) -> None:
         self.page_size = page_size
         self.book = PageBook(pages)
-        self.cache = PrefixCache(self.book, page_size) if cached else None
+        self.cache = PrefixCache(self.book, page_size, tails=tails) if cached else None
         self.scheduler = Scheduler(self.book, self.cache, page_size=page_size, **options)  # type: ignore[arg-type]
         self.tables: dict[int, list[int]] = {}
         self.cells = [[0] * page_size for _ in range(pages)]
@@ -87,8 +89,13 @@ class FakeEngine:
     def forward(self, plan: Plan) -> None:
         shared = set(self.cache.check()) if self.cache else set()
         written: set[tuple[int, int]] = set()
+        copies = {row.slot: list(self.cells[row.copied]) for row in plan.rows if row.copied >= 0}
         for row in plan.rows:
             self.update_table(row)
+            if row.copied >= 0:
+                page, offset = self.cell(row.slot, row.start)
+                assert page in row.new_pages and page not in shared and offset > 0
+                self.cells[page] = copies[row.slot]
             cells = {self.cell(row.slot, position) for position in range(row.start, row.stop)}
             assert not cells & written, "two rows write one cell"
             assert not {page for page, _ in cells} & shared, "a row writes into the tree"

@@ -245,6 +245,8 @@ class Recorder(Host):
 
 
 class Runners:
+    copies = False
+
     def __init__(self, device: Host, tile_tokens: int = 0) -> None:
         self._device = device
         self._tile_tokens = tile_tokens

@@ -331,6 +331,7 @@ class Life:
             pages=pick([30, 60, 200]),
             page_size=pick([1, 1, 4, 16]),
             cached=pick([True, True, True, False]),
+            tails=pick([True, True, False]),
             policy=pick([*POLICIES, "program"]),
             max_running=pick([1, 4, 16]),
             max_step_tokens=pick([5, 16, 64, 512]),

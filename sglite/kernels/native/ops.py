@@ -51,6 +51,9 @@ class NativeKV:
     def nbytes(self) -> int:
         return self.data.nbytes
 
+    def copy_pages(self, sources: list[int], targets: list[int]) -> None:
+        self.data[:, :, :, targets] = self.data[:, :, :, sources]
+
 
 class NativeOps:
     """Implements :class:`sglite.kernels.ops.Ops` in bfloat16 on a CPU with AVX-512 VNNI.

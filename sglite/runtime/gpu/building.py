@@ -20,6 +20,8 @@ log = logging.getLogger("sglite.engine")
 class Gpu:
     """One card for one engine: first it sizes the pool, then it makes the runner."""
 
+    copies = False
+
     def __init__(self, device: torch.device) -> None:
         self._device: Device = Cuda(device)
 

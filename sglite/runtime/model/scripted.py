@@ -39,6 +39,9 @@ class TokenPool:
     def nbytes(self) -> int:
         return self.ids.nbytes
 
+    def copy_pages(self, sources: list[int], targets: list[int]) -> None:
+        self.ids[targets] = self.ids[sources]
+
 
 class ScriptedModel:
     """``script`` answers for each wanted position; without one, logits are a hash of the history (see ``hashed``).
