@@ -73,16 +73,21 @@ class Activations {
     const float peak = largest(x, columns_);
     scales_.get()[row] = peak / kLargest;
     const __m512 inverse = _mm512_set1_ps(peak > 0 ? kLargest / peak : 0.0f);
-    const __m512i half = _mm512_set1_epi32(128);
-    const __m128i flips = _mm_set1_epi8(static_cast<char>(flip));
+    const __m512i half = _mm512_set1_epi16(128), flips = _mm512_set1_epi8(static_cast<char>(flip));
+    // packing works within lanes of 16 bytes; this puts their words of 4 bytes into order
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const auto code = [&](const float* from) { return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(from), inverse)); };
     uint8_t* to = data_.get() + tile_offset(row);
     for (int k = 0; k < columns_; k += 64, to += 2 * kTileBytes) {
-      for (int part = 0; part < 64; part += kLanes) {
-        const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + k + part), inverse));
-        const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(code, half), 8);  // what is left fits -128 .. 127
-        _mm_storeu_si128((__m128i*)(to + part), _mm_xor_si128(_mm512_cvtepi32_epi8(high), flips));
-        _mm_storeu_si128((__m128i*)(to + kTileBytes + part), _mm_xor_si128(_mm512_cvtepi32_epi8(code), flips));
-      }
+      const __m512i first = _mm512_packs_epi32(code(x + k), code(x + k + 16));
+      const __m512i second = _mm512_packs_epi32(code(x + k + 32), code(x + k + 48));
+      const auto high = [half](__m512i codes) { return _mm512_srai_epi16(_mm512_add_epi16(codes, half), 8); };
+      const auto low = [](__m512i codes) { return _mm512_srai_epi16(_mm512_slli_epi16(codes, 8), 8); };  // -128 .. 127
+      const auto put = [&](uint8_t* at, __m512i bytes) {
+        _mm512_storeu_si512(at, _mm512_xor_si512(_mm512_permutexvar_epi32(order, bytes), flips));
+      };
+      put(to, _mm512_packs_epi16(high(first), high(second)));
+      put(to + kTileBytes, _mm512_packs_epi16(low(first), low(second)));
     }
   }
 
@@ -102,15 +107,16 @@ class Activations {
     }
   }
 
-  // The largest magnitude; NaN where a value is not finite, so that bad numbers stay visible behind integer codes.
+  // The largest magnitude; NaN where a value is not finite, so that bad numbers stay visible behind integer codes. As
+  // integers, the bits of magnitudes are in order, and those of what is not finite come last.
   static float largest(const float* x, int count) {
-    __m512 peak = _mm512_setzero_ps(), taint = _mm512_setzero_ps();
-    for (int k = 0; k < count; k += kLanes) {
-      const __m512 value = _mm512_loadu_ps(x + k);
-      peak = _mm512_max_ps(peak, _mm512_abs_ps(value));
-      taint = _mm512_fmadd_ps(value, _mm512_setzero_ps(), taint);
-    }
-    return _mm512_reduce_max_ps(peak) + _mm512_reduce_add_ps(taint);
+    const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+    __m512i peak = _mm512_setzero_si512();
+    for (int k = 0; k < count; k += kLanes) peak = _mm512_max_epu32(peak, _mm512_and_si512(_mm512_loadu_si512(x + k), magnitude));
+    const uint32_t bits = _mm512_reduce_max_epu32(peak);
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value + (value - value);  // infinite: NaN
   }
 
   Coding coding_ = Coding::kBf16;
