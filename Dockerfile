@@ -9,6 +9,8 @@ COPY sglite ./sglite
 RUN pip install --no-cache-dir --constraint constraints.txt '.[otel]'
 USER sglite
 WORKDIR /home/sglite
+# Where a new volume is mounted it takes over this folder's owner; without the folder it would be root's.
+RUN mkdir -m 700 .cache
 EXPOSE 30000
 # Alive, not ready: a model that is being loaded, or an engine that is started again, is no reason to kill the server.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \

@@ -45,10 +45,12 @@ docs: setup  ## build the site into build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 soak: setup  ## hours of load, faults and random lives; docs/reliability.md has what came of it
-	$(BIN)/python tests/faults/fuzz.py --steps 10000000 --minutes 60
+	$(BIN)/python tests/faults/fuzz.py --steps 10000000 --minutes 60 --jobs 2
 	$(BIN)/python tests/faults/soak.py requests --requests 1000000 --minutes 60
 	$(BIN)/python tests/faults/soak.py requests --model smollm2-135m --minutes 60 --kill-every 600 --open 1000
 	$(BIN)/python tests/faults/soak.py overload
+	$(BIN)/python tests/faults/soak.py overload --model smollm2-135m --tokens 16
+	$(BIN)/python tests/faults/soak.py aborts --model smollm2-135m --tokens 500
 	$(BIN)/python tests/faults/soak.py drains --count 100
 
 schemathesis: setup  ## hundreds of odd requests per route, made from our OpenAPI document

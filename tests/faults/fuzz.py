@@ -1,4 +1,4 @@
-"""The stateful fuzz for as long as one likes: ``python tests/faults/fuzz.py --steps 10000000 --minutes 60``.
+"""The stateful fuzz for as long as one likes: ``python tests/faults/fuzz.py --steps 10000000 --minutes 60 --jobs 2``.
 
 Model-free: the real scheduler, radix tree and page book against ``world.Reference``, every invariant after every
 step. Prints one line of figures; a violated invariant ends it with the seed that repeats it.
@@ -11,6 +11,8 @@ import random
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "runtime"))
@@ -27,7 +29,7 @@ def live(seed: int, steps: int = LIFE) -> Counter[str]:
     world = World(rng.randrange)
     while world.steps < steps:
         happening = rng.random()
-        if happening < 0.25:
+        if happening < 0.25 or world.engine.scheduler.idle:
             world.submit()
         elif happening < 0.28:
             world.abort()
@@ -56,11 +58,20 @@ def fuzz(steps: int, minutes: float, first_seed: int = 0) -> tuple[Counter[str],
     return total, time.monotonic() - began
 
 
+def spread(steps: int, minutes: float, first_seed: int, jobs: int) -> tuple[Counter[str], float]:
+    """The same by so many processes, each with seeds of its own."""
+    firsts = [first_seed + job * 1_000_000 for job in range(jobs)]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        parts = list(pool.map(fuzz, [steps // jobs] * jobs, [minutes] * jobs, firsts))
+    return sum((found for found, _ in parts), Counter[str]()), max(seconds for _, seconds in parts)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10_000_000)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    found, seconds = fuzz(options.steps, options.minutes, options.seed)
+    found, seconds = spread(options.steps, options.minutes, options.seed, options.jobs)
     print(f"{dict(found)} in {seconds:.0f} s, no invariant violated")

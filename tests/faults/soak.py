@@ -4,6 +4,7 @@
     python tests/faults/soak.py requests --model smollm2-135m --minutes 60 --kill-every 600 --open 1000
     python tests/faults/soak.py overload --seconds 30
     python tests/faults/soak.py drains --count 100
+    python tests/faults/soak.py aborts --model smollm2-135m --tokens 500
 
 ``requests``: 25% of the requests are aborted at a random event, 5% are invalid, 1% are read slowly; half stream.
 Everything is counted: an answer nobody expected, a stream that ended without ``[DONE]`` and without an error event,
@@ -332,9 +333,14 @@ class Soak:
             self.tally.restarts.append(time.monotonic() - began)
 
 
+def slopes(samples: list[tuple[float, float]]) -> dict[str, float]:
+    """MiB an hour after a warm-up of a third, of a half, of two thirds of the time: growth that ends shrinks."""
+    cuts = {"1/3": 1 / 3, "1/2": 1 / 2, "2/3": 2 / 3}
+    return {f"after {name}": round(slope(samples[int(len(samples) * cut) :]), 2) for name, cut in cuts.items()}
+
+
 def slope(samples: list[tuple[float, float]]) -> float:
-    """MiB an hour, by least squares over the last two thirds: the first is warm-up."""
-    samples = samples[len(samples) // 3 :]
+    """MiB an hour, by least squares."""
     n = len(samples)
     if n < 3:
         return 0.0
@@ -385,8 +391,8 @@ def requests_command(options: argparse.Namespace) -> int:
         "pages nobody holds": leaked,
         "server files before, after": (before.files, after.files),
         "server threads before, after": (before.threads, after.threads),
-        "server MiB/h": round(slope([(t, s.mib) for t, s, _ in tally.samples]), 2),
-        "worker MiB/h": round(slope([(t, w.mib) for t, _, w in tally.samples]), 2) if not tally.restarts else None,
+        "server MiB/h": slopes([(t, s.mib) for t, s, _ in tally.samples]),
+        "worker MiB/h": slopes([(t, w.mib) for t, _, w in tally.samples]) if not tally.restarts else None,
         "server MiB first, last": [round(tally.samples[i][1].mib, 1) for i in (0, -1)],
         "worker MiB first, last": [round(tally.samples[i][2].mib, 1) for i in (0, -1)],
         "health p50, p99 ms": [round(1e3 * percentile(tally.health, q), 1) for q in (0.5, 0.99)],
@@ -510,6 +516,44 @@ def drains_command(options: argparse.Namespace) -> int:
     return int(total["lost"] + total["orphans"] > 0 or set(codes) != {0})
 
 
+# -------------------------------------------------------------------------------------------------- aborts
+
+
+async def steps_until_free(address: tuple[str, int], core: Any, tokens: int) -> int:
+    """One stream's client leaves; how many steps are planned until none of its pages is held."""
+    held = lambda stats: stats.pages_total - stats.pages_free - stats.pages_cached  # noqa: E731
+    connection = Connection(address)
+    params = {"max_new_tokens": tokens, "temperature": 1, "ignore_eos": True}
+    body = {"text": f"{random.random()} " * 20, "sampling_params": params, "stream": True}
+    assert await connection.request("POST", "/generate", body) == 200
+    parts = connection.parts()
+    for _ in range(random.randrange(1, 6)):
+        await anext(parts)
+    before = core.scheduler.stats.steps
+    assert held(core.scheduler.stats), "it has ended by itself"
+    connection.close()
+    while held(core.scheduler.stats):
+        await asyncio.sleep(0.0005)
+    return int(core.scheduler.stats.steps - before)
+
+
+def aborts_command(options: argparse.Namespace) -> int:
+    """The engine in this process, so that its steps and pages can be read; the client comes over a socket."""
+    from sglite import Engine
+    from sglite.runtime.server.runner import running
+    from sglite.runtime.testing import scripted_engine
+
+    engine = Engine(options.model) if options.model else scripted_engine()
+    with engine, running(engine) as url:
+        parts = urlsplit(url)
+        address = (str(parts.hostname), int(parts.port or 0))
+        steps = Counter(
+            asyncio.run(steps_until_free(address, engine._core, options.tokens)) for _ in range(options.count)
+        )
+    print(f"steps until the pages of an aborted stream are free: {dict(sorted(steps.items()))}")
+    return int(max(steps) > 1)
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
@@ -522,7 +566,14 @@ def parser() -> argparse.ArgumentParser:
     overload.add_argument("--times", type=int, nargs="+", default=[1, 2, 10, 100], help="multiples of --active clients")
     drains = commands.add_parser("drains")
     drains.add_argument("--count", type=int, default=100)
-    for command, run in ((requests, requests_command), (overload, overload_command), (drains, drains_command)):
+    aborts = commands.add_parser("aborts")
+    aborts.add_argument("--count", type=int, default=100)
+    for command, run in (
+        (requests, requests_command),
+        (overload, overload_command),
+        (drains, drains_command),
+        (aborts, aborts_command),
+    ):
         command.add_argument("--model", help="a real model through `sglite serve`; else the scripted one")
         command.add_argument("--tokens", type=int, default=32, help="most new tokens of an answer")
         command.add_argument("--minutes", type=float, default=60.0)

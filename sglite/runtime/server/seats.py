@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -61,7 +62,7 @@ class Seats:
 class Crowd:
     """When those who are refused should come again: so many a second as can be refused beside the work."""
 
-    _PER_SECOND = 200
+    _PER_SECOND = 100
     _LONGEST = 60
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -72,7 +73,9 @@ class Crowd:
     def wait(self) -> int:
         """Whole seconds, at least one."""
         now = self._clock()
-        self._last = min(now + self._LONGEST, max(now + 1, self._last) + 1 / self._PER_SECOND)
+        if self._last > now + self._LONGEST:  # nobody knows when their turn comes, but it is not all at once
+            return random.randint(self._LONGEST // 2, self._LONGEST)
+        self._last = max(now + 1, self._last) + 1 / self._PER_SECOND
         return int(self._last - now)
 
 
