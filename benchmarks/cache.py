@@ -1,17 +1,21 @@
 """How much work does the prefix cache save, compared with what could be saved? Scripted traces, no model, no torch.
 
-    python benchmarks/cache.py            # both tables, about two minutes on a quiet machine
+    python benchmarks/cache.py            # both tables, about three minutes on a quiet machine
+    python benchmarks/cache.py shapes     # the first one; or: agents
 
 First table: batches of programs with the sharing of the SGLang paper's workloads, 32 at once. The offline optimum takes
-each position of the tree of all prompts once, as a depth-first order over an unlimited cache does. Second table: 200
-agents with tool gaps and a pool for 30% of what they would use at most. Bélády's optimum knows the future: it sees the
-same calls in the same order, and evicts the page that is needed last.
-Writes ``cache.json`` beside this file.
+each position of the tree of all prompts once, to the token, as a depth-first order over an unlimited cache does.
+Second table: 200 agents with tool gaps and a pool for 30% of what they would use at most. Bélády's optimum knows the
+future: it sees the same calls in the same order, and evicts the page that is needed last. It finds whole pages, as a
+page is what can be evicted, and so do we there.
+Writes ``cache.json`` beside this file after each row.
 """
 
+import argparse
 import heapq
 import json
 import random
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -22,13 +26,13 @@ from traces import SHAPES, agents
 
 from sglite.protocol import ProgramInfo
 from sglite.runtime.pages import PageBook
-from sglite.runtime.radix import PrefixCache
+from sglite.runtime.radix import PrefixCache, shared_start
 from sglite.runtime.scheduler import Scheduler
 
 POOLS = (16_384, 65_536)
 """Tokens: what the paper's GPU had beside its model, and the default on a CPU."""
-RATES = {1: 0.3, 2: 0.6}
-"""Arrivals a second, by seed."""
+TRACES = ((1, 0.3), (1, 0.6), (2, 0.3), (2, 0.6))
+"""Seeds, and arrivals a second."""
 
 # --------------------------------------------------------------------------------------------------- offline optimum
 
@@ -51,15 +55,15 @@ class Pages:
 class Batch:
     """Programs of a shape through the scheduler, all submitted at once."""
 
-    def __init__(self, programs, policy, pool, page_size):
+    def __init__(self, programs, policy, pool, page_size, running):
         self.page_size = page_size
         book = PageBook(pool // page_size)
         self.scheduler = Scheduler(
             book,
-            PrefixCache(book, page_size),
+            PrefixCache(book, page_size, tails=True),
             page_size=page_size,
             policy=policy,
-            max_running=32,
+            max_running=running,
             max_step_tokens=2048,
             max_queue=10**6,
         )
@@ -107,15 +111,50 @@ class Batch:
 
     def optimum(self):
         """Hits of the same calls with everything computed once; a call's parent ends before it in ``order``."""
-        pages, known, hits = Pages(self.page_size), set(), 0
+        known, hits = Trie(), 0
         for prompt, whole in self.order:
-            hits += sum(page in known for page in pages.of(prompt[:-1])) * self.page_size
-            known.update(pages.of(whole[:-1]))
+            hits += known.shared(prompt[:-1])
+            known.add(whole[:-1])
         return hits
 
 
-def hit_rates(name, policy="program", pool=POOLS[0], page_size=PAGE_SIZE):
-    batch = Batch(SHAPES[name](random.Random(1)), policy, pool, page_size)
+class Trie:
+    """All positions ever computed: how much of a prompt is among them, to the token. Runs of tokens, cut where others
+    part from them."""
+
+    def __init__(self):
+        self._root = {}
+
+    def _descend(self, tokens):
+        """The children at the deepest point that is known, the run it lies in (None: at the end of one), how far into
+        it, and how many tokens are known."""
+        children, at = self._root, 0
+        while at < len(tokens) and tokens[at] in children:
+            run, below = children[tokens[at]]
+            same = shared_start(run, tokens[at : at + len(run)])
+            at += same
+            if same < len(run):
+                return children, run, same, at
+            children = below
+        return children, None, 0, at
+
+    def shared(self, tokens):
+        return self._descend(tokens)[3]
+
+    def add(self, tokens):
+        children, run, same, at = self._descend(tokens)
+        if at == len(tokens):
+            return
+        if run is not None:
+            below = children[run[0]][1]
+            upper = {run[same]: (run[same:], below)}
+            children[run[0]] = (run[:same], upper)
+            children = upper
+        children[tokens[at]] = (tokens[at:], {})
+
+
+def hit_rates(name, policy="program", pool=POOLS[0], running=32, page_size=PAGE_SIZE):
+    batch = Batch(SHAPES[name](random.Random(1)), policy, pool, page_size, running)
     hits, tokens = batch.run()
     best = batch.optimum()
     return {"hit rate": hits / tokens, "optimum": best / tokens, "of optimum": hits / best}
@@ -220,29 +259,47 @@ def under_pressure(seed, rate, share=0.3):
     }
 
 
-def main():
-    console = Console()
-    kinds = [("program", POOLS[0]), ("program", POOLS[1]), ("fcfs", POOLS[0])]
-    shapes = {
-        name: {f"{policy}, {pool:,}": hit_rates(name, policy, pool) for policy, pool in kinds}
-        for name in track(SHAPES, "shapes", console=console)
-    }
-    table = Table("hit rate", "optimum", *[f"of it: {policy}, {pool:,}" for policy, pool in kinds])
-    for name, rates in shapes.items():
-        best = next(iter(rates.values()))["optimum"]
-        table.add_row(name, f"{best:.1%}", *[f"{one['of optimum']:.1%}" for one in rates.values()])
+KINDS = (("program", POOLS[1], 32), ("program", POOLS[0], 32), ("program", POOLS[0], 8), ("fcfs", POOLS[0], 32))
+"""Policy, pool and how many run at once. 8 contexts of every shape fit the small pool: it shows what order alone is."""
+
+
+def shapes(console, save):
+    table = Table("hit rate", "optimum", *[f"of it: {policy}, {pool:,}, {running}" for policy, pool, running in KINDS])
+    rows = {}
+    for name in track(SHAPES, "shapes", console=console):
+        rows[name] = {
+            f"{policy}, {pool}, {running}": hit_rates(name, policy, pool, running) for policy, pool, running in KINDS
+        }
+        best = next(iter(rows[name].values()))["optimum"]
+        table.add_row(name, f"{best:.1%}", *[f"{one['of optimum']:.1%}" for one in rows[name].values()])
+        save("shapes", rows)
     console.print(table)
-    traces = {
-        f"seed {seed}, {rate}/s": under_pressure(seed, rate)
-        for seed, rate in track(RATES.items(), "agents", console=console)
-    }
+
+
+def pressure(console, save):
     table = Table("200 agents", "needed", "again", "of Bélády, our order", "all prefill of that", "of fcfs + Bélády")
-    for name, one in traces.items():
+    rows = {}
+    for seed, rate in track(TRACES, "agents", console=console):
+        one = rows[f"seed {seed}, {rate}/s"] = under_pressure(seed, rate)
         ratios = [f"{value:.2f}" for value in list(one.values())[-3:]]
-        table.add_row(name, f"{one['needed']:,}", f"{one['again']:,}", *ratios)
+        table.add_row(f"seed {seed}, {rate}/s", f"{one['needed']:,}", f"{one['again']:,}", *ratios)
+        save("agents", rows)
     console.print(table)
-    results = {"shapes": shapes, "agents": traces}
-    Path(__file__).with_suffix(".json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", nargs="*", choices=["shapes", "agents", []], help="default: both")
+    wanted = parser.parse_args().table or ["shapes", "agents"]
+    results = {}
+
+    def save(name, rows):
+        results[name] = rows
+        Path(__file__).with_suffix(".json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    for name in wanted:
+        {"shapes": shapes, "agents": pressure}[name](console, save)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """How fast do whole programs run, against other ways to run the same programs on the same model?
 
     python benchmarks/programs.py                            # everything that is installed; three rounds
-    python benchmarks/programs.py --quick                    # a few programs of each, one round: does everything run?
+    python benchmarks/programs.py --quick                    # a few programs of each, one round, no peers: do they run?
     python benchmarks/programs.py --works tot,sot --only sglite,vLLM
     python benchmarks/programs.py --ablations                # sglite against itself with one idea taken away
 
 The workloads are those of the SGLang paper (``workloads/``). Every side runs the same DSL programs on the same inputs,
 temperature 0, answers of fixed length; all programs of a workload start at once. Everybody is warmed up, caches are
 emptied before each try, inputs are new in every round, sides take turns and somebody else begins in each round. A try
-during which other processes used more than a tenth of a core is made again. "alone" is the mean time of one program
+begins when the machine is idle, and is made again when other processes used more than a tenth of a core meanwhile. Who
+needs more than half a minute for a workload does it in the first round only. "alone" is the mean time of one program
 while nothing else runs. Prints a table; writes ``programs.json`` and ``programs.png`` beside this file.
 """
 
@@ -26,7 +27,7 @@ from lib.contestants import FailedError
 from lib.hits import Hits, Recorder, hits
 from lib.sides import Entry, Side, sides, tokenizer
 from lib.standings import Cell, Standings, Taken, plot
-from lib.watch import Watch
+from lib.watch import Watch, settle
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from workloads import WORKLOADS, Workload, Writer
@@ -38,6 +39,7 @@ from sglite.protocol import Text
 HERE = Path(__file__).parent
 FOREIGN_LIMIT = 0.1
 """Cores."""
+SLOW_SECONDS = 30.0
 LEAST_SECONDS = 0.5
 """Below this the machine's own ticks are most of what is measured, so the watch says nothing."""
 
@@ -68,7 +70,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", type=listed, default=[], help="sides whose name begins with one of these")
     parser.add_argument("--repeats", type=int, help="rounds that count (default: 3; with --quick 1)")
     parser.add_argument("--retries", type=int, help="how often a disturbed try is made again (default: 1; quick: 0)")
-    parser.add_argument("--quick", action="store_true", help="few programs of each workload, one round, no files")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few programs of each workload, one round, no files, peers only with --only",
+    )
     parser.add_argument("--ablations", action="store_true", help="sglite with one idea taken away at a time, no peers")
     parser.add_argument("--scale", type=float, default=1.0, help="times as many programs (default: 1)")
     parser.add_argument("--llama", type=listed, default=["Q4_0"], help="GGUF formats of llama.cpp (default: Q4_0)")
@@ -118,7 +124,7 @@ def entries(options: argparse.Namespace) -> list[Entry]:
         found = list(ablations(options.engine))
     else:
         found = list(sides(options.peers, options.engine, options.llama))
-    wanted = [prefix.lower() for prefix in options.only]
+    wanted = [prefix.lower() for prefix in options.only or (["sglite"] if options.quick else [])]
     return [entry for entry in found if not wanted or any(entry.name.lower().startswith(prefix) for prefix in wanted)]
 
 
@@ -167,7 +173,7 @@ def rounds(
             for side in taking_part[first:] + taking_part[:first]:
                 bar.update(task, description=f"round {number + 1}, {work.name}: {side.name}")
                 cell = standings.cell(work.name, side.name)
-                if cell.failure is None:
+                if cell.failure is None and not (number and cell.seconds > SLOW_SECONDS):
                     measure(side, work, prose, encode, options, number, cell)
                 bar.advance(task)
         yield number
@@ -194,6 +200,7 @@ def one_try(side: Side, work: Workload, writer: Writer, encode, options: argpars
     count = work.count.quick if options.quick else round(work.count.full * options.scale)
     together, alone = work.inputs(writer, max(1, count)), work.inputs(writer, 1 if options.quick else work.count.alone)
     side.flush()
+    settle()
     recorder = Recorder(side.backend)
     watch, began = Watch(side.pid), time.perf_counter()
     states = work.program.run_batch(together, backend=recorder)
@@ -208,7 +215,8 @@ def one_try(side: Side, work: Workload, writer: Writer, encode, options: argpars
     pairs = [work.valid(state) for state in states]
     valid, checked = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
     tokens = sum(call.new_tokens for state in states for call in state.trace())
-    return Taken(len(together) / seconds, sum(walls) / len(walls), foreign, counted, valid, checked, tokens)
+    total = seconds + sum(walls)
+    return Taken(total, len(together) / seconds, sum(walls) / len(walls), foreign, counted, valid, checked, tokens)
 
 
 def one_alone(side: Side, work: Workload, inputs: dict[str, object], states: list[object]) -> float:

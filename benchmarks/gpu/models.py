@@ -98,6 +98,8 @@ def weight_bytes(c: ModelConfig, itemsize: int) -> int:
 class _HostRunners:
     """The GPU's runner on the processor, for the check's own test."""
 
+    copies = False
+
     def pool(self, config, model) -> int:
         return 2048
 

@@ -24,8 +24,10 @@ LEAST_SHARED = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One try: programs per second of all together, seconds of one alone, cores that others used meanwhile."""
+    """One try: the seconds it took, programs per second of all together, seconds of one alone, cores that others used
+    meanwhile."""
 
+    seconds: float
     rate: float
     alone: float
     foreign: float
@@ -42,6 +44,7 @@ class Cell:
     rates: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
     foreign: list[float] = field(default_factory=list)
+    seconds: float = 0.0
     discarded: int = 0
     noisy: bool = False
     prompt: int = 0
@@ -57,6 +60,7 @@ class Cell:
         self.rates.append(taken.rate)
         self.alone.append(taken.alone)
         self.foreign.append(taken.foreign)
+        self.seconds = max(self.seconds, taken.seconds)
         self.discarded += discarded
         self.noisy = self.noisy or taken.foreign > limit
         self.prompt, self.cached = self.prompt + taken.hits.prompt, self.cached + taken.hits.cached

@@ -33,6 +33,17 @@ class Watch:
         return mine.user + mine.system + theirs
 
 
+def settle(patience: float = 3.0) -> None:
+    """Waits until nobody computes, at most ``patience`` seconds: who has just answered may still tidy up or spin, and
+    the next one in turn would pay for it."""
+    end = time.perf_counter() + patience
+    while time.perf_counter() < end:
+        before = busy_seconds()
+        time.sleep(0.2)
+        if busy_seconds() - before <= 2 / TICKS:
+            return
+
+
 def busy_seconds() -> float:
     """All CPUs together since boot, with what other machines on the same host took from this one."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, _first_line(PROC / "stat").split()[1:9])

@@ -113,7 +113,7 @@ def shared_prefix_inputs(
 
 WORKLOADS = (
     Workload("mmlu", "5-shot MMLU: one token after 4 x 5 examples", mmlu, mmlu_inputs, Count(64, 8)),
-    Workload("hellaswag", "20-shot HellaSwag: select 1 of 4 endings", hellaswag, hellaswag_inputs, Count(16, 4)),
+    Workload("hellaswag", "20-shot HellaSwag: select 1 of 4 endings", hellaswag, hellaswag_inputs, Count(12, 4)),
     Workload("dspy-rag", "DSPy-style retrieval: query, passages, answer", dspy_rag, dspy_rag_inputs, Count(16, 2)),
     Workload(
         "json",

@@ -111,7 +111,7 @@ def test_standings_compare_with_the_best_peer(bench: SimpleNamespace) -> None:
         cell = standings.cell("tot", name)
         for factor in (1.0, 1.5, 0.5):  # medians count
             hits = bench.hits.Hits(100, 45, 50, 48)
-            cell.take(bench.standings.Taken(rate * factor, alone * factor, 0.0, hits, 1, 1, 10), 0, 0.1)
+            cell.take(bench.standings.Taken(1.0, rate * factor, alone * factor, 0.0, hits, 1, 1, 10), 0, 0.1)
     assert standings.speedup("tot") == 3.0
     assert standings.speedup("tot", "slow") == 6.0
     assert standings.slowdown("tot") == 0.25
