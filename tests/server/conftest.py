@@ -41,8 +41,15 @@ class FakeBackend:
     aborted: int = 0
     flushed: int = 0
     template: str | None = CHATML
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def open(self) -> None:
+        """The gate, from any thread."""
+        assert self.gate is not None and self.loop is not None
+        self.loop.call_soon_threadsafe(self.gate.set)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        self.loop = asyncio.get_running_loop()
         request.validate()
         prompt = prompt_ids(request)
         self._check(request, prompt)

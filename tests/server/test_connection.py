@@ -110,6 +110,40 @@ def test_a_body_too_large_to_skip_ends_the_connection(backend: Any, length: byte
     assert found.startswith(b"HTTP/1.1 429 ") and b"connection: close" in found
 
 
+def test_many_requests_behind_a_slow_one(backend: Any) -> None:
+    backend.gate = asyncio.Event()
+    body = b'{"text": "a", "sampling_params": {"max_new_tokens": 2}}'
+    health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+    with running(backend, ServerConfig(port=0)) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+            connection.sendall((health + b"\r\n") * 3000 + health + b"connection: close\r\n\r\n")
+            while not backend.running:
+                assert httpx.get(f"{url}/health").status_code == 200
+            backend.open()
+            found = b""
+            while part := connection.recv(1 << 20):
+                found += part
+    assert found.count(b"HTTP/1.1 200 OK") == 3002
+    assert found.find(b'"output_ids"') < found.find(b'{"status":"ok"}')
+
+
+def test_the_rest_of_a_refused_body_is_not_waited_for(backend: Any) -> None:
+    backend.gate = asyncio.Event()
+    body = b'{"text": "a", "sampling_params": {"max_new_tokens": 2}}'
+    with running(backend, ServerConfig(port=0, max_concurrency=1, read_timeout=0.3)) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as holder:
+            holder.sendall(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+            while not backend.running:
+                assert httpx.get(f"{url}/health").status_code == 200
+            found = answers((host, int(port)), POST + b"content-length: 500\r\n\r\n{")
+            assert found.startswith(b"HTTP/1.1 429 ")
+            waits = POST + b"expect: 100-continue\r\ncontent-length: 500\r\n\r\n"
+            assert b"connection: close" in answers((host, int(port)), waits)
+
+
 def test_connections_beyond_the_limit_are_told_so(backend: Any) -> None:
     with running(backend, ServerConfig(port=0, max_connections=3)) as url, ExitStack() as stack:
         host, _, port = url.removeprefix("http://").partition(":")

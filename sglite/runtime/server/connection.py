@@ -68,6 +68,9 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._head = 0
+        if self.cycle.response_complete:  # before its request was
+            self._stop_waiting()
+            self._keep_alive()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(refuse(400, "this is not HTTP/1.1", "bad_request").failure)
@@ -81,7 +84,11 @@ class Connection(HttpToolsProtocol):
         if early.close or not cycle.keep_alive:
             self._deaf = True
             self.transport.close()
-        self.on_response_complete()
+        self._be_patient()  # with the rest of the body, which nobody reads
+        if self.pipeline:  # not at once: thousands may wait in it, each in a frame of its own
+            self._starts.soon(self.on_response_complete)
+        else:
+            self.on_response_complete()
 
     def _early(self, scope: Scope) -> Early | None:
         if self._crowded:
@@ -92,6 +99,11 @@ class Connection(HttpToolsProtocol):
     def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if not cycle.disconnected:  # or its client has left already
             super()._start_asgi_task(cycle, app)
+
+    def _keep_alive(self) -> None:
+        if self.timeout_keep_alive_task is None:
+            wait = self.timeout_keep_alive
+            self.timeout_keep_alive_task = self.loop.call_later(wait, self.timeout_keep_alive_handler)
 
     def _be_patient(self) -> None:
         if self._patience is None:

@@ -65,7 +65,7 @@ class Front:
         headers, path = scope["headers"], scope["path"]
         length = header(headers, b"content-length")
         small = length.isdecimal() and int(length[:20]) <= self._service.config.max_body
-        closes = close or not small
+        closes = close or not small or header(headers, b"expect") != ""  # then the body may never come
         extra = {**failure.headers, **({"connection": "close"} if closes else {})}
         self._service.metrics.http.labels(path if path in GENERATION else "other", str(failure.status)).inc()
         given = _request_id(headers)
