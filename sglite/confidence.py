@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglite.errors import InvalidRequestError
-from sglite.protocol import Constraint, TokenLogprob
+from sglite.protocol import MAX_TOP_LOGPROBS, Constraint, LogprobParams, TokenLogprob
 
 KINDS = ("json_schema", "json_object", "choices")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -59,6 +59,13 @@ class _Piece:
     token: TokenLogprob
     start: int
     stop: int
+
+
+def confidence_logprobs(constraint: Constraint | None) -> LogprobParams:
+    """What to ask for. Raises InvalidRequestError (param "field_confidence") for a constraint without fields."""
+    if constraint is None or constraint.kind not in KINDS:
+        raise InvalidRequestError(f"field_confidence needs one of {', '.join(KINDS)}", param="field_confidence")
+    return LogprobParams(top=MAX_TOP_LOGPROBS, constrained=True)
 
 
 def field_confidence(constraint: Constraint, text: str, tokens: Sequence[TokenLogprob]) -> list[FieldConfidence]:

@@ -297,6 +297,10 @@ class Capabilities:
     n: bool = True
     sampling: frozenset[str] = frozenset()
     """Names of SamplingParams fields that are honoured."""
+    json_whitespace: bool = False
+    """Constraints may choose their ``whitespace``."""
+    field_confidence: bool = False
+    """Logprobs may be those under the constraint (``LogprobParams.constrained``)."""
 
 
 @dataclass(frozen=True, slots=True)

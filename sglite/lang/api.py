@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, get_args
 
 from sglite.errors import GrammarError, ProgramError, UnsupportedError
 from sglite.lang.choices import ChoicesMethod, find_method
@@ -15,7 +15,7 @@ from sglite.lang.options import given_options
 from sglite.lang.run import as_backend, forget_info, get_default, set_default
 from sglite.lang.schema import dtype_of, from_json_schema, from_type
 from sglite.lang.waiting import background
-from sglite.protocol import Backend, Constraint
+from sglite.protocol import Backend, Constraint, Whitespace
 from sglite.reasoning import reasoning_format
 
 
@@ -48,13 +48,17 @@ def gen(
     schema: Any = None,
     repetition_penalty: float | None = None,
     seed: int | None = None,
+    json_whitespace: Whitespace | None = None,
+    field_confidence: bool | None = None,
 ) -> Expr:
     """A call of the model; its text becomes the variable ``name`` and part of the state.
 
     Options left out come from ``f.run(...)``. At most one of ``dtype`` (int, float, bool, str), ``choices``, ``regex``,
     ``json_schema`` and ``schema`` (a pydantic model, dataclass, TypedDict, Enum, Literal, other type or JSON Schema,
     for ``s.value(name)``) constrains the text. With ``n`` > 1 the variable is a list and the state goes on with its
-    first. A stop string is neither in the variable nor in the state.
+    first. A stop string is neither in the variable nor in the state. ``json_whitespace`` is "spaced" (at most one
+    space after a comma or colon), "compact" or "pretty". With ``field_confidence``,
+    ``s.get_meta_info(name)["field_confidence"]`` tells of each field of a JSON answer the probability of its value.
     Raises ProgramError, InvalidRequestError and GrammarError naming the argument that cannot be.
     """
     return _generation({argument: value for argument, value in locals().items() if value is not None})
@@ -74,13 +78,36 @@ def _generation(arguments: dict[str, Any]) -> Gen | Select:
     wanted = [arguments.pop(argument) for argument in shapes]
     method = arguments.pop("choices_method", None)
     given = given_options({_WORDS.get(argument, argument): value for argument, value in arguments.items()})
+    details = _details(name, given, shapes)
     if not shapes:
         return Gen(name, tuple(given.items()))
     if shapes[0] == "choices":
         return _choose(name, given, wanted[0], method)
-    return _BY_SHAPE[shapes[0]](name, given, wanted[0])
+    return _detailed(_BY_SHAPE[shapes[0]](name, given, wanted[0]), details)
 
 
+def _details(name: str | None, given: dict[str, Any], shapes: list[str]) -> dict[str, Any]:
+    """What was said of a JSON answer, taken out of ``given``."""
+    found = {word: given.pop(word) for word in _DETAILS if word in given}
+    for word, value in found.items():
+        if shapes not in (["json_schema"], ["schema"]):
+            raise ProgramError(f"gen({name!r}): {word} needs json_schema or schema")
+        if value not in _DETAILS[word]:
+            raise ProgramError(f"gen({name!r}): {word} must be one of {_DETAILS[word]}, not {value!r}")
+    if found.get("field_confidence") and not _LOGPROB_WORDS.isdisjoint(given):
+        raise ProgramError(f"gen({name!r}): field_confidence and other logprobs cannot be combined")
+    return found
+
+
+def _detailed(node: Gen, details: Mapping[str, Any]) -> Gen:
+    assert node.constraint is not None
+    node.constraint = replace(node.constraint, whitespace=details.get("json_whitespace", "spaced"))
+    node.field_confidence = details.get("field_confidence", False)
+    return node
+
+
+_DETAILS: dict[str, tuple[Any, ...]] = {"json_whitespace": get_args(Whitespace), "field_confidence": (True, False)}
+_LOGPROB_WORDS = frozenset({"return_logprob", "logprob_start_len", "top_logprobs_num"})
 _SHAPES = ("dtype", "choices", "regex", "json_schema", "schema")
 _WORDS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 """What the protocol calls arguments of ``gen``, where it has other words."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sglite.confidence import confidence_logprobs
 from sglite.errors import SgliteError
 from sglite.lang import nodes as n
 from sglite.lang.generation import Generation, gather
@@ -118,13 +119,14 @@ def _gen(branch: Branch, node: n.Gen, variable: Variable, site: Site | None) -> 
         prompt=sendable(branch.transcript.prompt(), run.known_info),
         sampling=made.sampling,
         constraint=node.constraint,
-        logprobs=made.logprobs,
+        logprobs=confidence_logprobs(node.constraint) if node.field_confidence else made.logprobs,
         program=branch.program(),
     )
     branch.turns.generated()
     log = branch.write if run.stream else None
     generation = Generation(call, variable, made.sampling.n, reasoning=node.reasoning, log=log)
-    variable.meta = meta_of(call, generation.samples, with_text=made.with_text)
+    sure_of = node.constraint if node.field_confidence else None
+    variable.meta = meta_of(call, generation.samples, with_text=made.with_text, sure_of=sure_of)
     if run.answer is None:
         return _receive(branch, variable, generation, request)
     generation.take(run.answer, request)

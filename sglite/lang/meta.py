@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from sglite.confidence import field_confidence
 from sglite.lang.calls import Call
 from sglite.lang.generation import Sample
-from sglite.protocol import Finish, TokenLogprob
+from sglite.protocol import Constraint, Finish, TokenLogprob
 
 LogprobEntry = tuple[float | None, int, str | None]
 
 
-def meta_of(call: Call, samples: list[Sample], *, with_text: bool) -> Callable[[], Any]:
-    """One dictionary, or a list of them when several samples were asked for; as of when it is called."""
+def meta_of(
+    call: Call, samples: list[Sample], *, with_text: bool, sure_of: Constraint | None = None
+) -> Callable[[], Any]:
+    """One dictionary, or a list of them when several samples were asked for; as of when it is called. ``sure_of``: the
+    confidence in each field of what the constraint made is wanted, and nothing else of its logprobs."""
 
     def meta() -> Any:
-        each = [meta_info(call, sample, with_text=with_text) for sample in samples]
+        if sure_of is not None:
+            each = [_sure_info(call, sample, sure_of) for sample in samples]
+        else:
+            each = [meta_info(call, sample, with_text=with_text) for sample in samples]
         return each[0] if len(each) == 1 else each
 
+    return meta
+
+
+def _sure_info(call: Call, sample: Sample, constraint: Constraint) -> dict[str, Any]:
+    """``field_confidence`` is there once the sample is finished."""
+    meta = meta_info(call, replace(sample, logprobs=[]), with_text=False)
+    if sample.finish is not None:
+        found = field_confidence(constraint, sample.text, sample.logprobs)
+        meta["field_confidence"] = [one.as_json() for one in found]
     return meta
 
 

@@ -53,7 +53,7 @@ class Gen(Expr):
     """A call of the model. ``given`` holds the options the author set, by SamplingParams' and LogprobOptions' names.
 
     ``argument`` names the argument that made ``constraint``, for messages. ``reasoning`` is a model type whose
-    reasoning is split off.
+    reasoning is split off. ``field_confidence``: the meta info says how sure the model was of each field.
     """
 
     name: str | None
@@ -62,6 +62,7 @@ class Gen(Expr):
     argument: str = ""
     typed: Typed | None = None
     reasoning: str | None = None
+    field_confidence: bool = False
 
 
 @dataclass(slots=True, eq=False)

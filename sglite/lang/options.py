@@ -101,4 +101,4 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
 
 
 _LISTS = frozenset({"stop", "stop_regex", "stop_token_ids"})
-_SWITCHES = frozenset({"return_logprob", "return_text_in_logprobs", "ignore_eos"})
+_SWITCHES = frozenset({"return_logprob", "return_text_in_logprobs", "ignore_eos", "field_confidence"})

@@ -18,6 +18,10 @@ def check(node: Gen, made: Plan, info: ModelInfo) -> None:
     can = info.capabilities
     if node.constraint is not None and node.constraint.kind not in can.constraints:
         raise _lacks(node.argument, info, f"constraints of kind {node.constraint.kind!r}", can.constraints)
+    if node.constraint is not None and node.constraint.whitespace != "spaced" and not can.json_whitespace:
+        raise _lacks("json_whitespace", info, "choice of the whitespace in JSON")
+    if node.field_confidence and not can.field_confidence:
+        raise _lacks("field_confidence", info, "logprobs under a constraint")
     if made.logprobs is not None and not can.logprobs:
         raise _lacks("return_logprob", info, "logprobs")
     if made.logprobs is not None and made.logprobs.prompt_start is not None and not can.prompt_logprobs:

@@ -9,11 +9,13 @@ import math
 import httpx
 import pytest
 
+import sglite as sgl
 from sglite.confidence import field_confidence
-from sglite.errors import InvalidRequestError
+from sglite.errors import InvalidRequestError, ProgramError, UnsupportedError
 from sglite.protocol import Constraint, TokenLogprob
 from sglite.runtime.server.app import create_app
 from sglite.runtime.testing import scripted_engine
+from sglite.testing import MockBackend
 
 SCHEMA = {
     "type": "object",
@@ -82,10 +84,67 @@ def test_over_rest_forced_tokens_are_certain():
         assert refused["error"]["param"] == "field_confidence"
 
 
-def post(engine, body: dict) -> dict:
+SURE = {
+    "type": "object",
+    "properties": {"k": {"const": "v"}, "n": {"enum": [1]}},
+    "required": ["k", "n"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_over_openais_routes(chat):
+    asked = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
+    route = "/v1/chat/completions" if chat else "/v1/completions"
+    with scripted_engine(lambda history: 65, context_length=1024, kv_tokens=4096) as engine:
+        body = {**asked, "guided_json": SURE, "max_tokens": 64, "temperature": 0, "field_confidence": True}
+        (choice,) = post(engine, body | {"json_whitespace": "compact"}, route)["choices"]
+        assert (choice["message"]["content"] if chat else choice["text"]) == '{"k":"v","n":1}'
+        assert [one["pointer"] for one in choice["field_confidence"]] == ["/k", "/n"]
+        assert choice["logprobs"] is None
+        for wrong, param in (
+            ({"stream": True}, "field_confidence"),
+            ({"logprobs": True if chat else 1}, "field_confidence"),
+            ({"guided_json": None}, "field_confidence"),
+            ({"guided_json": None, "field_confidence": False, "json_whitespace": "pretty"}, "json_whitespace"),
+        ):
+            assert post(engine, body | wrong, route)["error"]["param"] == param
+
+
+def test_in_a_program():
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("k", 64, json_schema=json.dumps(SURE), json_whitespace="compact", field_confidence=True)
+
+    with scripted_engine(lambda history: 65, context_length=512, kv_tokens=4096) as engine:
+        state = program.run(backend=engine, temperature=0)
+        assert state["k"] == '{"k":"v","n":1}'
+        first = state.get_meta_info("k")["field_confidence"][0]
+        assert (first["pointer"], first["value"], first["probability"]) == ("/k", "v", pytest.approx(1))
+        assert "output_token_logprobs" not in state.get_meta_info("k")
+
+
+def test_what_cannot_be_asked_for_in_a_program_is_named():
+    for wrong in ({"regex": "a", "json_whitespace": "compact"}, {"field_confidence": True}):
+        with pytest.raises(ProgramError, match="json_schema"):
+            sgl.gen("k", **wrong)
+    with pytest.raises(ProgramError, match="spaced"):
+        sgl.gen("k", json_schema="{}", json_whitespace="tight")
+    with pytest.raises(ProgramError, match="combined"):
+        sgl.gen("k", json_schema="{}", field_confidence=True, return_logprob=True)
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("k", json_schema="{}", field_confidence=True)
+
+    with pytest.raises(UnsupportedError, match="field_confidence"):
+        program.run(backend=MockBackend())["k"]
+
+
+def post(engine, body: dict, route: str = "/generate") -> dict:
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app=create_app(engine))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.post("/generate", json=body)
+            return await client.post(route, json=body)
 
     return asyncio.run(send()).json()

@@ -20,7 +20,7 @@ from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.messages import AssistantMessage, Messages
 from sglite.runtime.server.metrics import Metrics
-from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, make_request
+from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, make_request, sure_of
 from sglite.runtime.server.prompts import TemplateArguments, render, template_of
 from sglite.runtime.server.results import Sample, total_usage
 from sglite.runtime.server.shapes import chat_logprobs, openai_usage
@@ -73,6 +73,8 @@ class ChatCompletion(OpenAIBody):
             raise f.bad("differs from max_completion_tokens; give one", field="max_tokens")
         if self.top_logprobs is not None and not self.logprobs:
             raise f.bad("needs logprobs: true", field="top_logprobs")
+        if self.field_confidence and self.logprobs:
+            raise f.bad("cannot be used together with logprobs", field="field_confidence")
         return self
 
     def token_limit(self) -> int | None:
@@ -105,6 +107,9 @@ class _Call:
             variables=body.chat_template_kwargs,
         )
         self._reasoning = reasoning_for(context.config.reasoning_format, template, prompt_text(prompt))
+        if body.field_confidence and self._reasoning is not None:
+            message = "field_confidence is not supported where the model's thoughts come before its answer"
+            raise UnsupportedError(message, param="field_confidence")
         self._answers = context.service.answers
         self._request = self._make_request(context, self._recalled(context, prompt))
 
@@ -233,6 +238,7 @@ async def answer(body: ChatCompletion, context: Context) -> dict[str, Any]:
             "message": choice.message(),
             "logprobs": call.logprobs(choice.logprobs),
             "finish_reason": choice.finish,
+            **sure_of(body, choice.content, choice.logprobs),
         }
         for index, choice in enumerate(choices)
     ]

@@ -17,7 +17,7 @@ from sglite.protocol import Chunk, GenerateRequest, LogprobParams, Prompt, Token
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
-from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, finish_reason, make_request
+from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, finish_reason, make_request, sure_of
 from sglite.runtime.server.results import Result, Sample, collect, follow, results_for
 from sglite.runtime.server.shapes import completion_logprobs, openai_usage
 from sglite.runtime.server.streams import DONE, STREAMED, Answer, EventStream, event
@@ -41,6 +41,8 @@ class Completion(OpenAIBody):
             raise f.bad(f"{self.best_of} is less than n {self.n or 1}", field="best_of")
         if self.best_of is not None and self.stream:
             raise f.bad("not supported in a stream: which is best is known at the end", "unsupported", "best_of")
+        if self.field_confidence and self.logprobs is not None:
+            raise f.bad("cannot be used together with logprobs", field="field_confidence")
         if self.echo and any(isinstance(segment, Tokens) for prompt in self.prompt for segment in prompt):
             raise f.bad("not supported for prompts of token ids", "unsupported", "echo")
         if self.echo and self.stream and self.logprobs is not None:
@@ -85,6 +87,7 @@ class _Call:
             "text": self.echoed(i) + sample.text,
             "logprobs": self._shown(entries, 0),
             "finish_reason": finish_reason(sample.finish),
+            **sure_of(self.body, sample.text, sample.logprobs),
         }
 
     def delta(self, i: int, sample: Sample, chunk: Chunk, *, first: bool) -> dict[str, Any] | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from sglite import confidence
 from sglite.errors import InvalidRequestError, RequestError
 from sglite.protocol import (
     Constraint,
@@ -16,6 +19,8 @@ from sglite.protocol import (
     ProgramInfo,
     Prompt,
     SamplingParams,
+    TokenLogprob,
+    Whitespace,
 )
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context
@@ -96,6 +101,8 @@ class ConstrainedBody(f.Body):
     guided_regex: f.ConstraintText | None = None
     guided_choice: f.Choices | None = None
     guided_grammar: f.ConstraintText | None = None
+    json_whitespace: Whitespace | None = None
+    """Ours: see protocol.Constraint."""
 
     @model_validator(mode="after")
     def _at_most_one(self) -> ConstrainedBody:
@@ -122,7 +129,11 @@ class ConstrainedBody(f.Body):
         )
         if one is None and self.structured_outputs is not None:
             raise f.bad("must name a constraint", field="structured_outputs")
-        return one
+        if self.json_whitespace is None:
+            return one
+        if one is None or one.kind not in ("json_schema", "json_object"):
+            raise f.bad("needs a JSON schema or object to be asked for", field="json_whitespace")
+        return replace(one, whitespace=self.json_whitespace)
 
 
 class OpenAIBody(ConstrainedBody):
@@ -154,15 +165,26 @@ class OpenAIBody(ConstrainedBody):
     cache_salt: f.Label | None = None
     program: f.Label | None = None
     """Requests with the same word are calls of one program: see ``protocol.ProgramInfo``."""
+    field_confidence: bool | None = False
+    """Ours: ``field_confidence`` of a choice tells how sure the model was of each field of its JSON."""
 
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIBody:
         if self.stream_options is not None and not self.stream:
             raise f.bad("is only for stream: true", field="stream_options")
+        if self.field_confidence:
+            self._check_confidence()
         limit = self.token_limit()
         if limit is not None and (self.min_tokens or 0) > limit:
             raise f.bad(f"{self.min_tokens} exceeds max_tokens {limit}", field="min_tokens")
         return self
+
+    def _check_confidence(self) -> None:
+        constraint = self.constraint()
+        if constraint is None or constraint.kind not in confidence.KINDS:
+            raise f.bad(f"needs one of {', '.join(confidence.KINDS)} to be asked for", field="field_confidence")
+        if self.stream:
+            raise f.bad("not supported in a stream: it is known at the end", "unsupported", "field_confidence")
 
     def token_limit(self) -> int | None:
         return self.max_tokens
@@ -180,6 +202,14 @@ class OpenAIBody(ConstrainedBody):
             max_new_tokens=default_tokens if limit is None else limit,
             min_new_tokens=self.min_tokens or 0,
         )
+
+
+def sure_of(body: OpenAIBody, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The field ``field_confidence`` of a choice, where it was asked for."""
+    constraint = body.constraint()
+    if not body.field_confidence or constraint is None:
+        return {}
+    return {"field_confidence": [one.as_json() for one in confidence.field_confidence(constraint, text, tokens)]}
 
 
 _SAME_NAME = sorted(SamplingParams.__dataclass_fields__.keys() & OpenAIBody.model_fields.keys())
@@ -200,7 +230,7 @@ def make_request(
         prompt=prompt,
         sampling=sampling,
         constraint=body.constraint(),
-        logprobs=logprobs,
+        logprobs=confidence.confidence_logprobs(body.constraint()) if body.field_confidence else logprobs,
         priority=context.priority + priority + (body.priority or 0),
         deadline=context.config.request_timeout,
         namespace=context.namespace(body.cache_salt),
