@@ -164,8 +164,28 @@ def Bench_without_canary(config: ServerConfig) -> Any:
         (b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", {400}),
         (b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\n" + JSON.encode() + b"content-length: 500\r\n\r\n{", {408}),
         (b"GET /health HTTP/1.1\r\nhost: evil.example\r\n\r\n", {421}),
+        (b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nhost: evil.example\r\n\r\n", {421}),
+        (b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nhost: 127.0.0.1\r\n\r\n", {421}),
+        (
+            b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n",
+            {400},
+        ),
     ],
-    ids=["header", "headers", "tls", "version", "negative", "float", "declared", "chunk", "lying", "host"],
+    ids=[
+        "header",
+        "headers",
+        "tls",
+        "version",
+        "negative",
+        "float",
+        "declared",
+        "chunk",
+        "lying",
+        "host",
+        "hosts",
+        "twice",
+        "both",
+    ],
 )
 def test_row_22_broken_requests(bench: Bench, request_bytes: bytes, accepted: set[int]) -> None:
     answer = bench.raw(request_bytes)

@@ -49,7 +49,8 @@ class Front:
 
     def _is_plain(self, headers: list[tuple[bytes, bytes]]) -> bool:
         """Nothing for which the app would refuse it."""
-        if self._hosts and host_name(header(headers, b"host")) not in self._hosts:
+        names = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        if self._hosts and (len(names) != 1 or host_name(names[0]) not in self._hosts):
             return False
         return sum(len(name) + len(value) for name, value in headers) <= self._service.config.max_headers
 

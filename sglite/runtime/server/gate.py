@@ -67,7 +67,8 @@ class Gate:
 
     def _check_host(self, headers: Headers) -> None:
         """A page in a browser may call us under its own name, pointed at our address: not under one of ours."""
-        if self._hosts and host_name(headers.get("host", "")) not in self._hosts:
+        names = headers.getlist("host")
+        if self._hosts and (len(names) != 1 or host_name(names[0]) not in self._hosts):
             raise refuse(421, "this server is not called that; see the option allowed-hosts", "unknown_host")
 
 
