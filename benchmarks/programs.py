@@ -211,7 +211,7 @@ def one_try(side: Side, work: Workload, writer: Writer, encode, options: argpars
     failed = next((error for state in states if (error := state.error()) is not None), None)
     if failed is not None:
         return f"{type(failed).__name__}: {failed}"
-    counted = hits(recorder.seen, encode) if side.ours else Hits(0, 0, 0, 0)
+    counted = hits(recorder.seen, encode) if side.ours else Hits(0, 0, 0)
     pairs = [work.valid(state) for state in states]
     valid, checked = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
     tokens = sum(call.new_tokens for state in states for call in state.trace())

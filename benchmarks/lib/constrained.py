@@ -265,7 +265,7 @@ def fill_share(model: str) -> list[dict[str, Any]]:
 async def _all_full(engine: Engine) -> None:
     text = {"type": "string", "minLength": 300, "maxLength": 500}
     schema = {**FIELDS, "properties": {**FIELDS["properties"], "text": text}, "required": [*FIELDS["required"], "text"]}
-    await asyncio.gather(
+    found = await asyncio.gather(
         *(
             answer(
                 engine,
@@ -277,6 +277,7 @@ async def _all_full(engine: Engine) -> None:
             for i in range(FULL_BATCH)
         )
     )
+    assert not any(one.error for one in found), found
 
 
 # ----------------------------------------------------------------------------------------------------------- hostile

@@ -52,26 +52,22 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Tokens of all prompts: how many there are, how many were found, how many the best cache finds; and the best
-    one that knows whole pages only (``paged``)."""
+    """Tokens of all prompts: how many there are, how many were found, how many the best cache finds."""
 
     prompt: int
     cached: int
     best: int
-    paged: int
 
 
-def hits(seen: Iterable[Seen], encode: Callable[[Prompt], Ids], page: int = 16) -> Hits:
+def hits(seen: Iterable[Seen], encode: Callable[[Prompt], Ids]) -> Hits:
     """In the order in which the requests ended, which is one in which every answer is there before it is read."""
     tree: dict[int, dict] = {}
-    prompt = cached = best = paged = 0
+    prompt = cached = best = 0
     for one in seen:
         ids = encode(one.prompt)
         found = _add(tree, (*ids, *one.answer[:-1]))  # the last token's keys are never computed
-        usable = min(found, len(ids) - 1)
-        prompt, cached = prompt + len(ids), cached + one.cached
-        best, paged = best + usable, paged + usable // page * page
-    return Hits(prompt, cached, best, paged)
+        prompt, cached, best = prompt + len(ids), cached + one.cached, best + min(found, len(ids) - 1)
+    return Hits(prompt, cached, best)
 
 
 def _add(tree: dict[int, dict], ids: Ids) -> int:

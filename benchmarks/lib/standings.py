@@ -50,7 +50,6 @@ class Cell:
     prompt: int = 0
     cached: int = 0
     best: int = 0
-    paged: int = 0
     valid: int = 0
     checked: int = 0
     tokens: int = 0
@@ -64,7 +63,7 @@ class Cell:
         self.discarded += discarded
         self.noisy = self.noisy or taken.foreign > limit
         self.prompt, self.cached = self.prompt + taken.hits.prompt, self.cached + taken.hits.cached
-        self.best, self.paged = self.best + taken.hits.best, self.paged + taken.hits.paged
+        self.best += taken.hits.best
         self.valid, self.checked = self.valid + taken.valid, self.checked + taken.checked
         self.tokens += taken.tokens
 
@@ -80,11 +79,6 @@ class Cell:
     def of_best(self) -> float | None:
         """Share of the possible hits that were made; None where next to nothing could be found."""
         return self.cached / self.best if self.best > LEAST_SHARED * self.prompt else None
-
-    @property
-    def paged_of_best(self) -> float | None:
-        """What of_best would be if nothing but whole pages were missed."""
-        return self.paged / self.best if self.best > LEAST_SHARED * self.prompt else None
 
 
 @dataclass(slots=True)
@@ -149,9 +143,7 @@ class Standings:
         return table
 
     def _quality(self) -> Table:
-        table = Table(
-            "workload", title="of what could be found cached, found (in whole pages of 16, possible) / answers valid"
-        )
+        table = Table("workload", title="of what could be found cached, found / answers valid")
         for name in self.names:
             table.add_column(name, justify="right")
         for work, cells in self.cells.items():
@@ -179,7 +171,6 @@ class Standings:
                         "programs_per_second": cell.rate,
                         "seconds_alone": cell.latency,
                         "hits_of_best": cell.of_best,
-                        "whole_pages_of_best": cell.paged_of_best,
                     }
                     for name, cell in cells.items()
                 }
@@ -207,7 +198,7 @@ def _star(cell: Cell | None) -> str:
 
 
 def _quality(cell: Cell) -> str:
-    found = "-" if cell.of_best is None else f"{cell.of_best:.1%} ({cell.paged_of_best:.1%})"
+    found = "-" if cell.of_best is None else f"{cell.of_best:.1%}"
     return f"{found} / {cell.valid} of {cell.checked}" if cell.checked else found
 
 

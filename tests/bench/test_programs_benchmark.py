@@ -88,9 +88,7 @@ def test_the_best_cache_finds_every_position_but_the_last(bench: SimpleNamespace
         bench.hits.Seen((1, 2, 9), (), 1),  # found: 1 and 2
         bench.hits.Seen((1, 2, 9), (), 2),  # all is there, but its last position has to be computed
     ]
-    assert bench.hits.hits(seen, lambda prompt: prompt, page=2) == bench.hits.Hits(
-        17, 7, best=0 + 5 + 2 + 2, paged=4 + 2 + 2
-    )
+    assert bench.hits.hits(seen, lambda prompt: prompt) == bench.hits.Hits(17, 7, best=0 + 5 + 2 + 2)
 
 
 def test_the_recorder_changes_nothing_and_notes_everything(bench: SimpleNamespace, prose: Any) -> None:
@@ -110,7 +108,7 @@ def test_standings_compare_with_the_best_peer(bench: SimpleNamespace) -> None:
     for name, rate, alone in (("ours", 6.0, 1.0), ("slow", 1.0, 8.0), ("fast", 2.0, 4.0)):
         cell = standings.cell("tot", name)
         for factor in (1.0, 1.5, 0.5):  # medians count
-            hits = bench.hits.Hits(100, 45, 50, 48)
+            hits = bench.hits.Hits(100, 45, 50)
             cell.take(bench.standings.Taken(1.0, rate * factor, alone * factor, 0.0, hits, 1, 1, 10), 0, 0.1)
     assert standings.speedup("tot") == 3.0
     assert standings.speedup("tot", "slow") == 6.0
