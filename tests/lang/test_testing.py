@@ -8,7 +8,7 @@ import pytest
 
 import sglite as sgl
 from sglite.errors import InvalidRequestError, NotFoundError, RequestError
-from sglite.protocol import Backend
+from sglite.protocol import Backend, Chunk, GenerateRequest, SamplingParams, Text
 from sglite.testing import MockBackend, record, replay
 
 pytest_plugins = ["sglite.testing.plugin"]
@@ -164,3 +164,13 @@ def test_a_regex_that_is_none_is_refused_in_words(script: str | None) -> None:
 
     with pytest.raises(sgl.GrammarError, match=r"regex '\(': \S+"):
         program.run(backend=MockBackend(script))["a"]
+
+
+def test_the_mock_counts_the_samples_that_best_of_does_not_show() -> None:
+    request = GenerateRequest("r", (Text("hi"),), SamplingParams(n=2, best_of=5, max_new_tokens=8))
+
+    async def chunks() -> list[Chunk]:
+        return [chunk async for chunk in MockBackend("one two").generate(request)]
+
+    usages = {chunk.index: chunk.usage for chunk in asyncio.run(chunks()) if chunk.usage}
+    assert {index: usage.completion_tokens for index, usage in usages.items()} == {0: 4 * 2, 1: 2}

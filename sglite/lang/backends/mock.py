@@ -172,6 +172,7 @@ class MockBackend:
         return [chunk for index in range(request.sampling.n) for chunk in self._sample(request, answer, index)]
 
     def _sample(self, request: GenerateRequest, answer: str, index: int) -> list[Chunk]:
+        """All samples are the script's answer. Under ``best_of`` the first one's usage counts those not shown."""
         text, finish = _cut(answer, request.sampling)
         pieces: Sequence[str] = _split(text)
         missing = request.sampling.min_new_tokens - len(pieces)
@@ -181,7 +182,8 @@ class MockBackend:
             pieces, finish = pieces[: request.sampling.max_new_tokens], Finish("length")
         *before, last = pieces or ("",)
         chunks = [Chunk(piece, self._ids_of(piece), index, self._logprobs(request, piece)) for piece in before]
-        usage, start = self._usage(request, len(pieces)), self._prompt_logprobs(request)
+        drawn = 1 if index or request.sampling.best_of is None else 1 + request.sampling.best_of - request.sampling.n
+        usage, start = self._usage(request, drawn * len(pieces)), self._prompt_logprobs(request)
         logprobs = self._logprobs(request, last)
         return [*chunks, Chunk(last, self._ids_of(last), index, logprobs, 0, finish, usage, start)]
 
