@@ -173,8 +173,9 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--grammar", default="llguidance", choices=("llguidance", "outlines"))
     parser.add_argument("--count", type=int, help="schemas of answers and budgets, grammars of hostile (default: all)")
+    parser.add_argument("--skip", type=int, default=0, help="hostile grammars to leave out: those of an earlier run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the answers to each schema")
-    parser.add_argument("--seconds", type=float, default=3600, help="after which no further answer is begun")
+    parser.add_argument("--seconds", type=float, default=3600, help="after which no further answer or grammar is begun")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of jumps, of which the best counts (default: 3)")
     parser.add_argument("--work", action="append", default=[], help="a work of jumps (default: all)")
     parser.add_argument("--json", type=Path, default=HERE / "grammar.json", help="what it finds is kept there")
@@ -232,7 +233,7 @@ def live_budgets(options: argparse.Namespace) -> dict[str, list[dict]]:
 
 def live_hostile(options: argparse.Namespace) -> dict[str, list[dict]]:
     with engine(options) as served:
-        return {"hostile": constrained.hostile(served, options.count or 1000)}
+        return {"hostile": constrained.hostile(served, options.skip, options.count or 1000, options.seconds)}
 
 
 def schemas_of(options: argparse.Namespace) -> Path:

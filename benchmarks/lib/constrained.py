@@ -283,20 +283,25 @@ async def _all_full(engine: Engine) -> None:
 # ----------------------------------------------------------------------------------------------------------- hostile
 
 
-def hostile(engine: Engine, count: int) -> list[dict[str, Any]]:
-    """Generated grammars that ask for too much, one after the other, beside a stream of free text."""
-    return [asyncio.run(_hostile(engine, count))]
+def hostile(engine: Engine, skip: int, count: int, seconds: float) -> list[dict[str, Any]]:
+    """Generated grammars that ask for too much, one after the other, beside a stream of free text: those from ``skip``
+    up to ``count``; none is begun after ``seconds``."""
+    rng = random.Random(1)
+    grammars = [hostile_grammar(rng) for _ in range(count)][skip:]
+    return [{"first": skip} | asyncio.run(_hostile(engine, grammars, time.monotonic() + seconds))]
 
 
-async def _hostile(engine: Engine, count: int) -> dict[str, Any]:
+async def _hostile(engine: Engine, grammars: Sequence[Constraint], end: float) -> dict[str, Any]:
     await _gaps(engine, 32)
     alone = await _gaps(engine, 400)
-    rng, seconds, outcomes = random.Random(1), [], Counter[str]()
+    seconds, outcomes = [], Counter[str]()
     grown, gaps = 0.0, []
     stream = asyncio.create_task(_gaps(engine, 400))
-    for _ in track(range(count), description="hostile"):
+    for grammar in track(grammars, description="hostile"):
+        if time.monotonic() > end:
+            break
         before, begun = _peak(), time.perf_counter()
-        told = await engine.check_texts(hostile_grammar(rng), ())
+        told = await engine.check_texts(grammar, ())
         seconds.append(time.perf_counter() - begun)
         grown = max(grown, _peak() - before)
         outcomes["served" if told["accepted"] else told["kind"]] += 1
@@ -305,7 +310,7 @@ async def _hostile(engine: Engine, count: int) -> dict[str, Any]:
             stream = asyncio.create_task(_gaps(engine, 400))
     gaps += await stream
     return {
-        "grammars": count,
+        "grammars": len(seconds),
         "slowest s": max(seconds),
         "most MiB by one": grown,
         "gap p99 alone ms": _p99(alone),

@@ -18,6 +18,8 @@ from sglite.protocol import Constraint, ConstraintKind
 from sglite.runtime.grammar.base import Grammar, GrammarBackend
 
 MAX_SOURCE = 64 * 1024
+DEADLINE = 1.5
+"""In seconds: a caller is told within 2, and a library that holds the interpreter's lock lets no alarm through."""
 Key = tuple[str, str, str]
 """Kind, source and whitespace of a constraint."""
 
@@ -61,7 +63,7 @@ class GrammarCache:
     """
 
     def __init__(
-        self, backend: GrammarBackend, *, capacity: int = 256 << 20, deadline: float = 2.0, threads: int = 2
+        self, backend: GrammarBackend, *, capacity: int = 256 << 20, deadline: float = DEADLINE, threads: int = 2
     ) -> None:
         self.backend = backend
         self.stats = CacheStats()

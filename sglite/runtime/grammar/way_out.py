@@ -226,7 +226,7 @@ class _Search:
                 refused = True
                 continue
             after = _Step(step.path + more, child, opened, state, place)
-            rank = (after.open, self._seen[state], _preference(data), len(more))
+            rank = (after.open, len(data) == 1, self._seen[state], _preference(data), len(more))
             key = (state, b"" if self._merge else data)
             self._left_out = self._left_out or key in found
             if self._may_be_shorter(after) and (key not in found or rank < found[key][0]):
