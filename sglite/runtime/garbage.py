@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-_THRESHOLDS = (5_000, 10, 50)
+_THRESHOLDS = (5_000, 10, 20)
 """New objects until the youngest are looked at, and how often those until the older ones are. Nearly all that requests
 leave behind goes without a search."""
 
