@@ -52,7 +52,9 @@ class NativeKV:
         return self.data.nbytes
 
     def copy_pages(self, sources: list[int], targets: list[int]) -> None:
-        self.data[:, :, :, targets] = self.data[:, :, :, sources]
+        copies = [self.data[:, :, :, source].clone() for source in sources]  # one by one: faster than lists as indices
+        for target, copy in zip(targets, copies, strict=True):
+            self.data[:, :, :, target] = copy
 
 
 class NativeOps:
