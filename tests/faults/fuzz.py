@@ -1,18 +1,18 @@
 """The stateful fuzz for as long as one likes: ``python tests/faults/fuzz.py --steps 10000000 --minutes 60 --jobs 2``.
 
 Model-free: the real scheduler, radix tree and page book against ``world.Reference``, every invariant after every
-step. Prints one line of figures; a violated invariant ends it with the seed that repeats it.
+step. Prints one line of JSON; a violated invariant ends it with the seed that repeats it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "runtime"))
@@ -59,11 +59,18 @@ def fuzz(steps: int, minutes: float, first_seed: int = 0) -> tuple[Counter[str],
 
 
 def spread(steps: int, minutes: float, first_seed: int, jobs: int) -> tuple[Counter[str], float]:
-    """The same by so many processes, each with seeds of its own."""
-    firsts = [first_seed + job * 1_000_000 for job in range(jobs)]
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        parts = list(pool.map(fuzz, [steps // jobs] * jobs, [minutes] * jobs, firsts))
-    return sum((found for found, _ in parts), Counter[str]()), max(seconds for _, seconds in parts)
+    """The same by so many processes, each with seeds of its own. Raises CalledProcessError where one found a fault."""
+    shares = ["--steps", str(steps // jobs), "--minutes", str(minutes)]
+    commands = [[sys.executable, __file__, *shares, "--seed", str(first_seed + job * 1_000_000)] for job in range(jobs)]
+    total, slowest = Counter[str](), 0.0
+    for process in [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]:
+        told, _ = process.communicate()
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+        found = json.loads(told)
+        slowest = max(slowest, found.pop("seconds"))
+        total += Counter(found)
+    return total, slowest
 
 
 if __name__ == "__main__":
@@ -73,5 +80,6 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    found, seconds = spread(options.steps, options.minutes, options.seed, options.jobs)
-    print(f"{dict(found)} in {seconds:.0f} s, no invariant violated")
+    given = (options.steps, options.minutes, options.seed)
+    found, seconds = fuzz(*given) if options.jobs == 1 else spread(*given, options.jobs)
+    print(json.dumps({**found, "seconds": round(seconds, 1)}))
