@@ -21,7 +21,7 @@ from sglite.kernels.triton_plan import AttentionPlan
 
 assert INTERPRETED, "needs TRITON_INTERPRET=1"
 CPU = torch.device("cpu")
-EDGES = ((255, 1), (256, 1), (319, 1), (0, 1), (1100, 1))
+EDGES = ((255, 1), (256, 1), (319, 1), (0, 1), (700, 1))
 
 
 @pytest.fixture(params=[(torch.float32, 1e-5), (torch.float16, 3e-3)], ids=["float32", "float16"])
@@ -35,12 +35,12 @@ def case(request) -> tuple[TritonOps, float]:
 
 SPLIT = {
     "lengths around a piece": AttentionShape(EDGES, heads=4, kv_heads=1, head_dim=16, page_size=16),
-    "softcap": AttentionShape(((900, 1),), heads=2, kv_heads=1, head_dim=16, page_size=1, softcap=2.0),
-    "window": AttentionShape(((900, 1), (1200, 1)), heads=2, kv_heads=1, page_size=16, window=600),
-    "some tokens a row": AttentionShape(((700, 3), (40, 1)), heads=4, kv_heads=1, head_dim=32, page_size=16),
-    "a prompt's last tokens": AttentionShape(((900, 20),), heads=2, kv_heads=1, page_size=16),
-    "head size 96": AttentionShape(((600, 1),), heads=3, kv_heads=1, head_dim=96, page_size=16),
-    "head size 256": AttentionShape(((600, 1), (3, 20)), heads=2, kv_heads=1, head_dim=256, page_size=16),
+    "softcap": AttentionShape(((500, 1),), heads=2, kv_heads=1, head_dim=16, page_size=1, softcap=2.0),
+    "window": AttentionShape(((380, 1), (700, 1)), heads=2, kv_heads=1, page_size=16, window=350),
+    "some tokens a row": AttentionShape(((520, 3), (40, 1)), heads=4, kv_heads=1, head_dim=32, page_size=16),
+    "a prompt's last tokens": AttentionShape(((400, 20),), heads=2, kv_heads=1, page_size=16),
+    "head size 96": AttentionShape(((400, 1),), heads=3, kv_heads=1, head_dim=96, page_size=16),
+    "head size 256": AttentionShape(((400, 1), (3, 20)), heads=2, kv_heads=1, head_dim=256, page_size=16),
 }
 
 
@@ -64,7 +64,7 @@ def test_the_same_batch_gives_equal_bits(case):
     results = []
     for _ in range(2):
         torch.manual_seed(3)
-        results.append(Poisoned(ops, SPLIT["lengths around a piece"]).run()[0])
+        results.append(Poisoned(ops, SPLIT["head size 96"]).run()[0])
     assert torch.equal(*results)
 
 
@@ -105,8 +105,7 @@ class Cascade(Poisoned):
                 held[row][:length] = held[0][:length]
 
 
-@pytest.mark.parametrize("length", [16, 560])
-@pytest.mark.parametrize("ratio", [1, 4])
+@pytest.mark.parametrize(("length", "ratio"), [(16, 1), (16, 4), (560, 4)])
 def test_a_shared_prefix_is_read_once_and_merged(case, length, ratio):
     ops, error = case
     rows = ((length, 1), (33, 1), (length + 47, 1), (length + 300, 1), (0, 1))
@@ -148,7 +147,7 @@ def test_no_shared_prefix_in_a_batch_that_could_have_one(case):
 
 
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("shape", [(4, 2, 16), (9, 3, 64), (1, 1, 10), (32, 8, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 2, 16), (9, 3, 64), (1, 1, 10), (8, 2, 128)], ids=str)
 def test_qkv_to_pages(case, shape, normed):
     ops, error = case
     heads, kv_heads, size = shape

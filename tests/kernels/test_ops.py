@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sglite.errors import ConfigError
 from sglite.kernels import cpu, get_ops
-from sglite.kernels.ops import AttentionSpec, Ops
+from sglite.kernels.ops import AttentionSpec, KVShape, Ops
+from sglite.kernels.reference import PagedKV
 from sglite.kernels.weights import BlockFormat, BlockQuantized, WeightSource, dense
 
 CASES = [(name, dtype) for name, made in IMPLEMENTATIONS.items() for dtype in made.dtypes]
@@ -86,7 +87,7 @@ def expected_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> 
 
 
 class Poisoned:
-    """A pool of NaN in which only the rows' own positions are written, through the seam alone."""
+    """A pool of NaN in which only the rows' own positions are written, through the seam."""
 
     layer = 1
 
@@ -95,12 +96,19 @@ class Poisoned:
         pool = kv_shape(shape, ops.dtype, ops.device)
         self.kv = ops.allocate_kv(pool)
         self.tables = page_tables(shape, pool)
-        everything = batch_of([list(range(pool.pages))], [(0, pool.pages * pool.page_size)], pool.page_size, ops.device)
-        nan = torch.full((len(everything.ids), shape.kv_heads, shape.head_dim), math.nan).to(ops.device, ops.dtype)
-        for layer in range(pool.layers):
-            ops.write_kv(self.kv, layer, nan, nan, everything)
+        self._poison(pool)
         lengths = [sum(row) for row in shape.rows]
         self.keys, self.values = ([self._random(n) for n in lengths] for _ in range(2))
+
+    def _poison(self, pool: KVShape) -> None:
+        if isinstance(self.kv, PagedKV):  # the interpreter would write it slot by slot
+            self.kv.k.fill_(math.nan)
+            self.kv.v.fill_(math.nan)
+            return
+        everything = batch_of([list(range(pool.pages))], [(0, pool.pages * pool.page_size)], pool.page_size, CPU)
+        nan = torch.full((len(everything.ids), pool.kv_heads, pool.head_dim), math.nan).to(pool.dtype)
+        for layer in range(pool.layers):
+            self.ops.write_kv(self.kv, layer, nan, nan, everything)
 
     def _random(self, tokens: int) -> Tensor:
         return random(self.ops, tokens, self.shape.kv_heads, self.shape.head_dim)

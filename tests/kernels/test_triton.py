@@ -33,41 +33,33 @@ EVERYTHING = os.environ.get("SGLITE_KERNELS") == "all"
 
 # ------------------------------------------------------------------------------------------------------- interpreter
 
-ALL = "triton and (not attention or triton-float32 or triton-float16)"  # attention knows nothing of weights
+FILES = "test_ops.py", "interpreted_kernels.py", "interpreted_sampling.py", "../runtime/test_models.py"
+WHOLE = (
+    "(test_ops and triton and (not attention or triton-float32 or triton-float16))"  # attention knows no weights
+    " or (interpreted_kernels and float) or interpreted_sampling or (test_models and triton)"
+)
 QUICK = (
-    "triton and ((triton-float and not attention and not 130) or (int4-float32 and not attention and not 130)"
+    "(test_ops and triton and ((triton-float and not attention and not 130)"
+    " or (int4-float32 and not attention and not 130)"
     " or ((int8 or fp8) and float32 and linear and plain and not 130)"
     " or (triton-float32 and attention and (mixed or 80 or softcap or (window and 5)))"
-    " or (triton-float16 and attention and decode))"
+    " or (triton-float16 and attention and decode)))"
+    " or (interpreted_kernels and float32 and not 256 and not softcap)"
+    " or interpreted_sampling"
+    " or (test_models and triton and qwen3 and not biases)"
 )
 
 
-def interpret(*arguments: str) -> None:
-    """pytest with these arguments, in a process whose Triton interprets."""
+@pytest.mark.timeout(1800)
+def test_all_kernels_in_the_interpreter() -> None:
+    """In a process of its own, whose Triton interprets."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *arguments]
+    chosen = WHOLE if EVERYTHING else QUICK
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", chosen]
+    command += [str(HERE / file) for file in FILES]
     run = subprocess.run(command, cwd=HERE.parent.parent, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert " passed" in run.stdout
-
-
-@pytest.mark.timeout(1200)
-def test_operations_in_the_interpreter() -> None:
-    interpret(str(HERE / "test_ops.py"), "-k", ALL if EVERYTHING else QUICK)
-
-
-@pytest.mark.timeout(600)
-def test_splits_prefixes_pages_and_adapters_in_the_interpreter() -> None:
-    interpret(
-        str(HERE / "interpreted_kernels.py"), "-k", "float" if EVERYTHING else "float32 and not 256 and not softcap"
-    )
-
-
-@pytest.mark.timeout(600)
-def test_models_in_the_interpreter() -> None:
-    interpret(
-        str(HERE.parent / "runtime/test_models.py"), "-k", "triton" if EVERYTHING else "triton and qwen3 and not biases"
-    )
 
 
 # ------------------------------------------------------------------------------------------------------ machine code

@@ -1,14 +1,10 @@
-"""Sampling on the device: the plain form against the sampler's rules, the kernels against it and as machine code."""
+"""Sampling on the device: the plain form against the sampler's rules, and the kernels as machine code."""
 
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,15 +14,6 @@ from sglite.kernels import sampling, triton_sampling
 from sglite.kernels.sampling import Edits, SampleRows, exponential, kept_tokens
 from sglite.protocol import SamplingParams
 from sglite.runtime.sampler import Choice, SampleRow, sample
-
-
-def test_in_the_interpreter() -> None:
-    tests = Path(__file__).with_name("interpreted_sampling.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(tests)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-
 
 # ------------------------------------------------------------------------------------------------------ machine code
 
