@@ -133,6 +133,12 @@ class PageLedger:
         copied, sequence.copied = sequence.copied, -1
         return Row(sequence.slot, start, ids, news, tabled == 0, logits, sequence.adapter, copied)
 
+    def forget_copies(self, sequences: Iterable[Sequence]) -> None:
+        """Pages that were to be copied may change before these sequences are planned again: they compute instead."""
+        for sequence in sequences:
+            if sequence.copied >= 0 and sequence.lease is not None:
+                sequence.copied, sequence.computed = -1, sequence.lease.length
+
     def _evict(self, n: int, payer: Sequence) -> None:
         if n > 0 and self._cache is not None:
             self._cache.evict(n, payer.namespace)

@@ -22,7 +22,7 @@ from operator import attrgetter, itemgetter
 
 from sglite.errors import OverloadedError
 from sglite.runtime.holding import Holding
-from sglite.runtime.ledger import PageLedger, cacheable
+from sglite.runtime.ledger import PageLedger, PagesError, cacheable
 from sglite.runtime.order import in_order
 from sglite.runtime.pages import PageBook
 from sglite.runtime.pins import Pins
@@ -226,13 +226,20 @@ class Scheduler:
     # ---------------------------------------------------------------------------------------------------------- a step
 
     def plan(self) -> Plan:
-        """The next step: running sequences catch up, then waiting ones are admitted while there is room."""
+        """The next step: running sequences catch up, then waiting ones are admitted while there is room.
+
+        After a PagesError, and the release of its sequence, plan again.
+        """
         assert self._flight is None, "commit or fail the previous plan first"
         self._room.expire(self._clock())
         self._queue.settle(self._tally.admissions + self.waiting + PATIENCE)
         self._preempt()
-        work = self._make_room(self._catch_up())
-        self._admit(work)
+        try:
+            work = self._make_room(self._catch_up())
+            self._admit(work)
+        except PagesError:
+            self._ledger.forget_copies(self._slots.running)
+            raise
         plan = Plan(self._tally.steps, tuple([self._ledger.row(sequence, target) for sequence, target in work]))
         if work:
             self._tally.steps += 1

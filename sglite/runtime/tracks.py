@@ -212,7 +212,7 @@ class GenerateTrack:
         n = matcher.retreat()
         if n:
             if self._counting:
-                self._counts.subtract(token for token, _ in self._fresh[-n:])
+                self._counts -= Counter(token for token, _ in self._fresh[-n:])  # a token that is gone has no entry
             del self._fresh[-n:]
             del self.sequence.tokens[-n:]
             self._retreats += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sglite.protocol import ProgramInfo
+from sglite.runtime.ledger import PagesError
 from sglite.runtime.pages import PageBook
 from sglite.runtime.radix import PrefixCache
 from tests.runtime.fake_engine import FakeEngine
@@ -105,3 +106,28 @@ def test_what_a_fork_added_is_gone_when_it_ends_and_a_program_may_be_asked_again
     again = here.submit([*root.tokens, 7], 1)
     here.run()
     assert again.cached == len(root.tokens) - 1
+
+
+def test_a_copy_is_forgotten_where_the_plan_that_wanted_it_fails() -> None:
+    """The second admission finds no pages; before the first one runs, its source goes to somebody else."""
+    here = engine()
+    parent = here.submit([1] * 20, 4)
+    here.run()
+    first = here.submit([*parent.tokens, 2], 2)
+    second = here.submit([3] * 40, 2)
+    allocate = here.book.allocate
+
+    def scarce(n: int) -> list[int]:
+        assert n < 3, "no more than two pages at once"
+        return allocate(n)
+
+    here.book.allocate = scarce  # type: ignore[method-assign]
+    with pytest.raises(PagesError) as caught:
+        here.scheduler.plan()
+    assert caught.value.sequence is second
+    here.scheduler.release(second)
+    here.book.allocate = allocate  # type: ignore[method-assign]
+    assert (first.copied, first.computed) == (-1, 16)
+    here.run()
+    assert first in here.finished
+    here.scheduler.check()
