@@ -239,6 +239,7 @@ class Engine:
         finally:
             if open_samples and self._thread.alive:
                 self._abort(job)
+            stream.job = None  # the two hold each other: else both wait for the garbage collector
 
     async def info(self) -> ModelInfo:
         return self._parts.info
