@@ -67,8 +67,8 @@ class FakeBackend:
                     finished = chunk.finish is not None and index == request.sampling.n - 1
                     yield chunk
         finally:
-            self.running -= 1
             self.aborted += not finished
+            self.running -= 1  # last: a test in another thread waits for it
 
     def _check(self, request: GenerateRequest, prompt: list[int]) -> None:
         if len(prompt) >= CONTEXT:
