@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import time
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -501,6 +503,14 @@ def tiny_build(monkeypatch, tmp_path):
 
 
 @needs_native
+@needs_native
+@pytest.mark.parametrize("cpu", ["cascadelake", "icelake-server", "sapphirerapids"])  # VNNI; no tiles; tiles
+def test_the_sources_are_good_for_other_cpus(cpu):
+    flags = [flag for flag in build.FLAGS if not flag.startswith("-march")]
+    source = Path(build.__file__).parent / "native.cpp"
+    subprocess.run(["g++", *flags, f"-march={cpu}", "-fsyntax-only", str(source)], check=True, timeout=100)
+
+
 def test_a_build_is_kept_until_a_source_changes(tiny_build):
     first = build.library()
     stamp = first.stat().st_mtime_ns

@@ -32,6 +32,7 @@ struct Matrix {
   size_t panel_bytes() const { return static_cast<size_t>(padded_columns) * kLanes * (format == kDense ? 2 : 1); }
 };
 
+constexpr int kBlockRows = 256;  // rows that go through a layer's products together, so that they stay in the L2 cache
 constexpr int kUnitRows = 32;
 constexpr int kVectorRows = 3;  // up to here the exact int8 product is done without tiles, bit for bit the same
 

@@ -41,7 +41,6 @@ struct TileSums {
   alignas(64) int32_t tile[4][kTileRows][kLanes];
 };
 
-constexpr int kBlockRows = 256;  // rows that go through a layer's products together, so that they stay in the L2 cache
 using LineSums = TileSums[kBlockRows / kTileRows];
 
 // F: kInt8 or kDense. sink(row, a, b, ya, yb) takes each row's 16 results of either panel.
