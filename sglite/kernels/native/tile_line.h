@@ -43,6 +43,14 @@ struct TileSums {
 
 using LineSums = TileSums[kBlockRows / kTileRows];
 
+// A product of tiles in the format F at hand.
+#define SGLITE_DOT(sum, left, right)      \
+  if constexpr (F == kInt8) {             \
+    TILE_DOT_INT8(sum, left, right);      \
+  } else {                                \
+    TILE_DOT_BF16(sum, left, right);      \
+  }
+
 // F: kInt8 or kDense. sink(row, a, b, ya, yb) takes each row's 16 results of either panel.
 template <Format F, class Sink>
 class TileLine {
@@ -88,53 +96,30 @@ class TileLine {
     return ceil_div(steps_, stretches);
   }
 
-  // Steps [begin, end) of a part.
+  // Steps [begin, end) of a part. The second tile of x: for int8 the low bytes, for bf16 the next rows, if there are.
   void run(const Part& part, int begin, int end) {
+    constexpr int kStep = F == kInt8 ? 2048 : 1024;
     const uint8_t *wa = w_.codes + part.a * panel_bytes_ + begin * 1024, *wb = w_.codes + part.b * panel_bytes_ + begin * 1024;
+    const bool second = F == kInt8 || part.rows > kTileRows;
+    const uint8_t* x0 = x_.tile_row(part.row) + begin * kStep;
+    const uint8_t* x1 = F == kInt8 ? x0 + 1024 : second ? x_.tile_row(part.row + kTileRows) + begin * kStep : x0;
     const int rows_a_step = ceil_div(kRows, end - begin);
-    const bool second = part.rows > kTileRows;
-    start(*part.sums, begin > 0, F == kInt8 || second);
-    if constexpr (F == kInt8) {
-      const uint8_t* x = x_.tile_row(part.row) + begin * 2048;
-      for (int k = begin; k < end; ++k, wa += 1024, wb += 1024, x += 2048) {
-        TILE_LOAD(4, x, 64);
-        TILE_LOAD(6, wa, 64);
-        TILE_DOT_INT8(0, 4, 6);
-        TILE_LOAD(7, wb, 64);
-        TILE_DOT_INT8(1, 4, 7);
-        TILE_LOAD(5, x + 1024, 64);
-        TILE_DOT_INT8(2, 5, 6);
-        TILE_DOT_INT8(3, 5, 7);
-        ahead_.step();
-        finish(rows_a_step);
-      }
-    } else if (second) {
-      const uint8_t *x0 = x_.tile_row(part.row) + begin * 1024, *x1 = x_.tile_row(part.row + kTileRows) + begin * 1024;
-      for (int k = begin; k < end; ++k, wa += 1024, wb += 1024, x0 += 1024, x1 += 1024) {
-        TILE_LOAD(4, x0, 64);
-        TILE_LOAD(6, wa, 64);
-        TILE_DOT_BF16(0, 4, 6);
-        TILE_LOAD(7, wb, 64);
-        TILE_DOT_BF16(1, 4, 7);
+    start(*part.sums, begin > 0, second);
+    for (int k = begin; k < end; ++k, wa += 1024, wb += 1024, x0 += kStep, x1 += kStep) {
+      TILE_LOAD(4, x0, 64);
+      TILE_LOAD(6, wa, 64);
+      SGLITE_DOT(0, 4, 6);
+      TILE_LOAD(7, wb, 64);
+      SGLITE_DOT(1, 4, 7);
+      if (second) {
         TILE_LOAD(5, x1, 64);
-        TILE_DOT_BF16(2, 5, 6);
-        TILE_DOT_BF16(3, 5, 7);
-        ahead_.step();
-        finish(rows_a_step);
+        SGLITE_DOT(2, 5, 6);
+        SGLITE_DOT(3, 5, 7);
       }
-    } else {
-      const uint8_t* x0 = x_.tile_row(part.row) + begin * 1024;
-      for (int k = begin; k < end; ++k, wa += 1024, wb += 1024, x0 += 1024) {
-        TILE_LOAD(4, x0, 64);
-        TILE_LOAD(6, wa, 64);
-        TILE_DOT_BF16(0, 4, 6);
-        TILE_LOAD(7, wb, 64);
-        TILE_DOT_BF16(1, 4, 7);
-        ahead_.step();
-        finish(rows_a_step);
-      }
+      ahead_.step();
+      finish(rows_a_step);
     }
-    store(*part.sums, F == kInt8 || second);
+    store(*part.sums, second);
   }
 
   static void start(TileSums& sums, bool resume, bool all) {
