@@ -26,8 +26,9 @@ from traces import SHAPES, agents
 
 from sglite.protocol import ProgramInfo
 from sglite.runtime.pages import PageBook
-from sglite.runtime.radix import PrefixCache, shared_start
+from sglite.runtime.radix import PrefixCache
 from sglite.runtime.scheduler import Scheduler
+from sglite.runtime.tails import shared_start
 
 POOLS = (16_384, 65_536)
 """Tokens: what the paper's GPU had beside its model, and the default on a CPU."""

@@ -14,8 +14,8 @@ import sglite
 
 ROOT = Path(sglite.__file__).parent
 SHARED = {"sglite.protocol", "sglite.errors"}
-PAGES = "pages", "radix", "ledger", "pins"
-ORDER = "policy", "programs", "gaps", "waiting", "holding", "slots", "order", "room", "tally", "scheduler"
+PAGES = "pages", "tree", "idle", "tails", "radix", "ledger", "pins"
+ORDER = "policy", "programs", "gaps", "waiting", "holding", "slots", "order", "room", "tally", "admission", "scheduler"
 POLICY = {f"sglite.runtime.{name}" for name in ("plan", "sequence", *PAGES, *ORDER)}
 
 MODULES = {

@@ -17,7 +17,8 @@ from lib.lineup import MODEL
 from lib.sides import Around, Entry, OneAtATime, Side, flush
 from sglite.protocol import Backend, GenerateRequest
 from sglite.runtime import assembly
-from sglite.runtime.radix import Lease, Namespace, PrefixCache
+from sglite.runtime.radix import PrefixCache
+from sglite.runtime.tree import Lease, Namespace
 
 KV_TOKENS = 16_384
 FULL = {"policy": "program", "kv_tokens": KV_TOKENS}

@@ -11,19 +11,20 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-from sglite.errors import AbortedError, DeadlineError, RequestError, SgliteError
+from sglite.errors import AbortedError, DeadlineError, SgliteError
 from sglite.runtime.embedding import EmbedTrack
+from sglite.runtime.ends import Draw, End, drop_promise, promise_token, stack_masks
+from sglite.runtime.failures import no_memory, untold
 from sglite.runtime.grammar.base import FillMasks, MaskRow
 from sglite.runtime.ledger import PagesError
-from sglite.runtime.plan import Plan, Row, pending
-from sglite.runtime.runner import DeviceMemoryError, Flight, Sampled, StepRunner
-from sglite.runtime.sampler import BadLogitsError, Choice, SampleRow, logprobs_of
+from sglite.runtime.plan import Plan, Row
+from sglite.runtime.runner import DeviceMemoryError, Flight, StepRunner
+from sglite.runtime.sampler import BadLogitsError, Choice, logprobs_of
 from sglite.runtime.states import States
 from sglite.runtime.tracks import Job, Track
 
@@ -46,22 +47,6 @@ class StepTimes:
     forward: float = 0.0
     sample: float = 0.0
     publish: float = 0.0
-
-
-class End(NamedTuple):
-    """A track at its sequence's end. ``row`` None: it takes no token. ``mask`` None: any token may follow."""
-
-    track: Track
-    row: SampleRow | None
-    mask: MaskRow | None
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Tokens that were asked for and are not taken yet."""
-
-    ends: Sequence[End]
-    sampled: Sampled
 
 
 class EngineCore:
@@ -200,7 +185,7 @@ class EngineCore:
             log.warning("a step of %d rows found no memory on the device; steps are smaller from now on", len(rows))
         else:
             for _, track in rows:
-                self._fail_row(track, _no_memory(track, error))
+                self._fail_row(track, no_memory(track, error))
             self.scheduler.fail()
         self._rewind()
         return True
@@ -214,9 +199,8 @@ class EngineCore:
                 self._fail_row(self._tracks[error.sequence], error)
 
     def _tracked(self, plan: Plan) -> list[tuple[Row, Track]]:
-        """A plan names only slots in use."""
-        tracks, sequence = self._tracks, self.scheduler.sequence
-        return [(row, tracks[sequence(row.slot)]) for row in plan.rows]  # type: ignore[index]
+        tracks = self._tracks
+        return [(row, tracks[one]) for row, one in zip(plan.rows, self.scheduler.planned(plan), strict=True)]
 
     def _mark_planned(self, rows: Iterable[tuple[Row, Track]], now: float) -> None:
         for track in [track for row, track in rows if row.reset and not track.clock.planned]:
@@ -306,7 +290,7 @@ class EngineCore:
             half = len(ends) // 2
             if half == 0:
                 track = ends[0].track
-                self._fail_row(track, _no_memory(track, error) if isinstance(error, DeviceMemoryError) else error)
+                self._fail_row(track, no_memory(track, error) if isinstance(error, DeviceMemoryError) else error)
                 return
             self._draw(ends[:half], states)
             self._draw(ends[half:], states)
@@ -390,41 +374,3 @@ class EngineCore:
         times.forward += computed - planned
         times.sample += sampled - computed
         times.publish += self._clock() - sampled
-
-
-def untold(message: str, error: Exception, request_id: str | None = None) -> RequestError:
-    """A failure of our own for whoever asked: its text, which may hold paths and addresses, is in its cause alone."""
-    known = f": {error}" if isinstance(error, BadLogitsError) else "; the log says why"
-    failure = RequestError(message + known, request_id=request_id)
-    failure.__cause__ = error
-    return failure
-
-
-def stack_masks(ends: Sequence[End], vocabulary: int) -> npt.NDArray[np.int32] | None:
-    """One packed mask for the batch; all ones where a row has none. None when no row has one."""
-    if all(end.mask is None for end in ends):
-        return None
-    free = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
-    return np.stack([free if end.mask is None else end.mask for end in ends])
-
-
-def promise_token(sequence: TokenSequence, slot: int) -> None:
-    """Its next token was asked for and will be known on the device: the next plan may count on it.
-
-    A sequence that the token completes has no use for another step.
-    """
-    if len(sequence.tokens) + 1 < sequence.limit:
-        sequence.tokens.append(pending(slot))
-
-
-def drop_promise(sequence: TokenSequence) -> None:
-    if sequence.tokens[-1] < 0:
-        sequence.tokens.pop()
-
-
-def _no_memory(track: Track, error: DeviceMemoryError) -> RequestError:
-    log.error("the device has no memory for a step of one row: %s", error)
-    return RequestError(
-        "the device has no memory for a step of this request alone; start the engine with a smaller kv_tokens",
-        request_id=track.job.request.id,
-    )

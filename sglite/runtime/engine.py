@@ -35,8 +35,9 @@ from sglite.errors import (
 from sglite.protocol import Chunk, Constraint, GenerateRequest, ModelInfo, Prompt, SamplingParams, Text, Usage
 from sglite.runtime.best import best_samples
 from sglite.runtime.config import config_from
-from sglite.runtime.core import EngineCore, untold
+from sglite.runtime.core import EngineCore
 from sglite.runtime.embedding import POOLING, EmbedSink, EmbedTrack
+from sglite.runtime.failures import untold
 from sglite.runtime.profiling import Profiler
 from sglite.runtime.stream import Outbox, Stream
 

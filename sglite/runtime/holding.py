@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from array import array
 
-from sglite.runtime.radix import Lease, Node
 from sglite.runtime.sequence import Sequence
+from sglite.runtime.tree import Lease, Node
 
 WORTH_WAITING = 16
 """Tokens that two sequences must share for one to wait for the other."""

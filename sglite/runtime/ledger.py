@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from sglite.errors import CapacityError
 from sglite.runtime.pages import PageBook
 from sglite.runtime.plan import Row
-from sglite.runtime.radix import CacheStats, Lease, Namespace, PrefixCache
+from sglite.runtime.radix import PrefixCache
 from sglite.runtime.sequence import Sequence
+from sglite.runtime.tree import CacheStats, Lease, Namespace
 
 NO_CACHE = CacheStats(*[0] * len(CacheStats.__dataclass_fields__))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from itertools import count
 
-from sglite.runtime.radix import Lease
+from sglite.runtime.tree import Lease
 
 
 class Pins:

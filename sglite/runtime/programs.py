@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from sglite.runtime.gaps import Gaps
 from sglite.runtime.policy import Policy, Rank, Standing
-from sglite.runtime.radix import Lease
 from sglite.runtime.sequence import Sequence
+from sglite.runtime.tree import Lease
 
 FADING = 4
 """A program that stays away for so many usual gaps gives way to newcomers."""
@@ -107,7 +107,7 @@ class Programs:
         program = self._programs.get((namespace, name))
         if program is None:
             return []
-        ended = [each for each in program.kept if _covers(branch, each)]
+        ended = sorted([each for each in program.kept if _covers(branch, each)], reverse=True)  # below before above
         leases = [program.spent(each, program.kept.pop(each)) for each in ended]
         if program.active:
             program.dead.add(branch)

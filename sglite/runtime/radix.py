@@ -1,98 +1,22 @@
 """The prefix cache: a radix tree over page-sized runs of token ids, one tree per namespace.
 
 Every node holds a run of whole pages. A lease counts one reference on each node of its path, so a parent has at least
-as many references as any child. Unreferenced nodes wait in an ordered dict, least recently released first; a release
-files the deepest node of the path first. Both facts together make the first node of that dict always a leaf, so
-eviction needs no search, no heap and no clock. The same holds for the dict that each namespace has of its own nodes.
-
-With ``tails`` a node also has tails: pages that are not full, where sequences ended. Nobody leases one. A sequence that
-goes on in the same way, or in the way a whole page below the node begins, copies that page and so finds every token.
+as many references as any child. Unreferenced nodes wait in line to be evicted (``runtime/idle.py``). With ``tails`` a
+node also has pages that are not full (``runtime/tails.py``).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, islice
+from collections.abc import Sequence
 
+from sglite.runtime.idle import IdleNodes
 from sglite.runtime.pages import PageBook
-
-Namespace = tuple[str, ...]
-
-
-class Node:
-    """A run of ``len(pages)`` pages below ``parent``; a child is found by the bytes of its first page's tokens."""
-
-    __slots__ = ("children", "pages", "parent", "refs", "space", "tails", "tokens")
-
-    def __init__(self, space: Space, parent: Node | None, tokens: array[int], pages: array[int], refs: int) -> None:
-        self.space = space
-        self.parent = parent
-        self.tokens = tokens
-        self.pages = pages
-        self.refs = refs
-        self.children: dict[bytes, Node] = {}
-        self.tails: dict[bytes, Node] = {}
-
-
-class Space:
-    """The tree of one namespace. ``alive`` ends with a flush: nothing matches it any more.
-
-    ``used`` says how many pages the whole cache had ever taken in when this namespace was last looked up.
-    """
-
-    __slots__ = ("alive", "idle", "name", "pages", "root", "used")
-
-    def __init__(self, name: Namespace) -> None:
-        self.name = name
-        self.alive = True
-        self.pages = 0
-        self.used = 0
-        self.idle: OrderedDict[Node, None] = OrderedDict()
-        self.root = Node(self, None, array("i"), array("i"), 0)
-
-
-class Lease:
-    """The first ``length`` positions of some sequence, kept in the tree until the lease is released.
-
-    ``begun``: a page, and how many of its first positions are the ones that follow; to be copied before pages change.
-    ``spent`` says from which position on nobody will come back to it: that is the first to be evicted, or with
-    ``dropped`` evicted at once.
-    """
-
-    __slots__ = ("begun", "dropped", "length", "node", "spent")
-
-    def __init__(self, node: Node, length: int) -> None:
-        self.node: Node | None = node
-        self.length = length
-        self.begun: tuple[int, int] | None = None
-        self.spent: int | None = None
-        self.dropped = False
-
-
-WAYS_ON = 32
-"""Of the ways on from a node, how many are looked at for one that begins alike: the latest tails, then pages."""
+from sglite.runtime.tails import most_alike, superseded
+from sglite.runtime.tree import CacheStats, Lease, Namespace, Node, Space, check_node, key, walk
 
 STALE = 4
 """A namespace not looked up while so many times the pool's pages were inserted is no longer protected from others."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """Pages now in the tree, by whether they may be evicted, and what happened since the start. ``depth``: nodes on the
-    path of a lease when it was given, on average."""
-
-    evictable: int
-    protected: int
-    nodes: int
-    namespaces: int
-    leases: int
-    inserted: int
-    duplicates: int
-    evicted: int
-    depth: float
 
 
 class PrefixCache:
@@ -105,12 +29,10 @@ class PrefixCache:
         assert page_size >= 1
         self.page_size = page_size
         self.tails = tails and page_size > 1
-        self.evictable = 0
-        """Pages that ``evict`` could free now."""
         self._book = book
         self._spaces: dict[Namespace, Space] = {}
         self._flushed: list[Space] = []
-        self._idle: OrderedDict[Node, None] = OrderedDict()
+        self._idle = IdleNodes()
         self._leases = 0
         self._pages = 0
         self._nodes = 0
@@ -120,6 +42,11 @@ class PrefixCache:
         self._matches = 0
         self._steps = 0
         """Nodes on the paths of all leases that were given."""
+
+    @property
+    def evictable(self) -> int:
+        """Pages that ``evict`` could free now."""
+        return self._idle.pages
 
     @property
     def protected(self) -> int:
@@ -219,7 +146,8 @@ class PrefixCache:
         known = self._begun(node, tokens)
         if not node.space.alive or (known is not None and known[1] == len(run)):
             return False
-        self._supersede(node, run)
+        for old in superseded(node, run):
+            self._trim(old, 1)
         tail = Node(node.space, node, run, array("i", [page]), 0)
         node.tails[run.tobytes()] = tail
         self._count(node.space, 1)
@@ -229,20 +157,16 @@ class PrefixCache:
 
     def release(self, lease: Lease) -> None:
         """End a lease. What nobody else leases becomes evictable, or free at once if it was flushed meanwhile."""
-        node = last = lease.node
-        assert node is not None and last is not None, "a lease is released once"
+        last = lease.node
+        assert last is not None, "a lease is released once"
+        start = None if lease.spent is None or not last.space.alive else lease.spent - lease.spent % self.page_size
+        if start is not None:
+            self._cut(last, lease.length, start)
         lease.node = None
         self._leases -= 1
-        while node.parent is not None:
-            parent = node.parent
-            node.refs -= 1
-            if node.refs == 0:
-                self._retire(node)
-            node = parent
-        node.refs -= 1
-        spent = lease.spent if last.space.alive else None
-        exposed = 0 if spent is None else self._expose(last, lease.length, spent - spent % self.page_size)
-        self._forget_if_empty(node.space)
+        self._let_go(last)
+        exposed = 0 if start is None else self._expose(last, lease.length, start)
+        self._forget_if_empty(last.space)
         if lease.dropped:
             self.evict(exposed)
 
@@ -268,7 +192,7 @@ class PrefixCache:
         return freed
 
     def _victim(self, payer: Space | None) -> Node:
-        oldest = next(iter(self._idle))
+        oldest = self._idle.first
         if payer is None or not payer.idle or payer.pages * len(self._spaces) <= self._pages:
             return oldest
         stale = oldest.space.used + STALE * self._book.total < self._inserted
@@ -319,25 +243,12 @@ class PrefixCache:
 
     def _begun(self, node: Node, tokens: Sequence[int]) -> tuple[int, int] | None:
         """The page below ``node`` that begins most like ``tokens``, and for how long."""
-        best, longest = None, 0
-        for other in islice(chain(reversed(node.tails.values()), reversed(node.children.values())), WAYS_ON):
-            shared = shared_start(other.tokens, tokens)
-            if shared > longest:
-                best, longest = other, shared
+        best, longest = most_alike(node, tokens)
         if best is None:
             return None
         if len(best.tokens) < self.page_size:
-            self._idle.move_to_end(best)
-            best.space.idle.move_to_end(best)
+            self._idle.touch(best)
         return best.pages[0], longest
-
-    def _supersede(self, node: Node, run: array[int]) -> None:
-        """Tails that are a beginning of another tail add nothing. (Those that are a beginning of a page stay: the page
-        may go with the branch that went on so.)"""
-        for n in range(1, len(run) + 1) if node.tails else ():
-            tail = node.tails.get(run[:n].tobytes())
-            if tail is not None:
-                self._trim(tail, 1)
 
     def _count(self, space: Space, pages: int) -> None:
         space.pages += pages
@@ -353,10 +264,10 @@ class PrefixCache:
         assert parent is not None
         upper = Node(node.space, parent, node.tokens[:inside], node.pages[:cut], node.refs)
         node.tokens, node.pages, node.parent = node.tokens[inside:], node.pages[cut:], upper
-        parent.children[self._key(upper)] = upper
-        upper.children[self._key(node)] = node
+        parent.children[key(upper, self.page_size)] = upper
+        upper.children[key(node, self.page_size)] = node
         if upper.refs == 0:
-            self._idle[upper] = upper.space.idle[upper] = None
+            self._idle.cut(upper)
         self._nodes += 1
         return upper
 
@@ -368,7 +279,7 @@ class PrefixCache:
             node.pages.extend(pages)
             return node
         child = Node(node.space, node, tokens, pages, 1)
-        node.children[self._key(child)] = child
+        node.children[key(child, self.page_size)] = child
         self._nodes += 1
         return child
 
@@ -379,18 +290,35 @@ class PrefixCache:
         while step is not above:
             assert step is not None
             if step.refs == 0 and step.parent is not None:
-                del self._idle[step], step.space.idle[step]
-                self.evictable -= len(step.pages)
+                self._idle.remove(step)
             step.refs += 1
             step = step.parent
             count += 1
         return count
 
     def _retire(self, node: Node) -> None:
-        self.evictable += len(node.pages)
-        self._idle[node] = node.space.idle[node] = None
+        self._idle.add(node)
         if not node.space.alive:
             self._trim(node, len(node.pages))
+
+    def _let_go(self, node: Node) -> None:
+        """Count one lease less on the path up from ``node``."""
+        while node.parent is not None:
+            parent = node.parent
+            node.refs -= 1
+            if node.refs == 0:
+                self._retire(node)
+            node = parent
+        node.refs -= 1
+
+    def _cut(self, node: Node, end: int, at: int) -> None:
+        """Have a node of its own begin at a position of the path that ends at another, if only one lease is on it."""
+        while node.parent is not None and end - len(node.tokens) > at:
+            end -= len(node.tokens)
+            node = node.parent
+        inside = at - (end - len(node.tokens))
+        if node.refs == 1 and 0 < inside < len(node.tokens):
+            self._split(node, inside)
 
     def _expose(self, node: Node, end: int, start: int) -> int:
         """Put the idle path up from a leaf that ends at one position to another, as far as nothing else hangs on it,
@@ -403,31 +331,29 @@ class PrefixCache:
             tail.append(node)
             node = node.parent
         first = [each for node in reversed(tail) for each in (node, *node.tails.values())]
-        for each in first:
-            self._idle.move_to_end(each, last=False)
-            each.space.idle.move_to_end(each, last=False)
+        self._idle.prefer(first)
         return sum([len(each.pages) for each in first])
 
     def _trim(self, node: Node, n: int) -> int:
         """Free up to ``n`` pages from the end of an idle leaf; with the last one the leaf goes."""
         assert not node.children and not node.tails, "an idle node is preceded by its descendants"
         n = min(n, len(node.pages))
-        self.evictable -= n
         self._pages -= n
         node.space.pages -= n
         self._book.free(node.pages[-n:])
         if n == len(node.pages):
             self._unlink(node)
         else:
+            self._idle.pages -= n
             del node.pages[-n:]
             del node.tokens[-n * self.page_size :]
         return n
 
     def _unlink(self, node: Node) -> None:
         assert node.parent is not None
-        del self._idle[node], node.space.idle[node]
+        self._idle.remove(node)
         siblings = node.parent.tails if len(node.tokens) < self.page_size else node.parent.children
-        del siblings[self._key(node)]
+        del siblings[key(node, self.page_size)]
         self._nodes -= 1
         self._forget_if_empty(node.space)
 
@@ -439,16 +365,13 @@ class PrefixCache:
         else:
             self._flushed.remove(space)
 
-    def _key(self, node: Node) -> bytes:
-        return node.tokens[: self.page_size].tobytes()
-
     # -------------------------------------------------------------------------------------------------------- checks
 
     def check(self) -> list[int]:
         """Assert every invariant, in time of the tree's size. Returns the tree's pages, for ``PageBook.check``."""
-        nodes = list(self._walk())
+        nodes = list(walk([*self._spaces.values(), *self._flushed]))
         for node in nodes:
-            self._check_node(node)
+            check_node(node, self.page_size)
         inner = [node for node in nodes if node.parent is not None]
         pages = [page for node in inner for page in node.pages]
         idle = [node for node in inner if node.refs == 0]
@@ -460,33 +383,3 @@ class PrefixCache:
         assert (self._pages, self._nodes) == (len(pages), len(inner))
         assert self._leases == sum(node.refs for node in nodes if node.parent is None)
         return pages
-
-    def _walk(self) -> Iterator[Node]:
-        stack = [space.root for space in (*self._spaces.values(), *self._flushed)]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack += (*node.children.values(), *node.tails.values())
-
-    def _check_node(self, node: Node) -> None:
-        assert node.refs >= sum(child.refs for child in node.children.values())
-        for key, child in node.children.items():
-            assert child.parent is node and child.space is node.space and key == self._key(child)
-            assert len(child.tokens) == len(child.pages) * self.page_size > 0
-            assert node.space.alive or child.refs, "flushed nodes live as long as their leases"
-        for key, tail in node.tails.items():
-            assert tail.parent is node and tail.space is node.space and key == self._key(tail)
-            assert 0 < len(tail.tokens) < self.page_size and len(tail.pages) == 1
-            assert tail.refs == 0 and not tail.children and not tail.tails and tail.space.alive
-        if node.parent is None:
-            assert node.refs or node.children or node.tails, "an empty namespace is forgotten"
-
-
-def shared_start(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning; for short ones."""
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n

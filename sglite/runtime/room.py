@@ -13,8 +13,8 @@ from sglite.runtime.ledger import PageLedger
 from sglite.runtime.pins import Pins
 from sglite.runtime.policy import Rank
 from sglite.runtime.programs import Programs
-from sglite.runtime.radix import Lease, Namespace
 from sglite.runtime.sequence import Sequence
+from sglite.runtime.tree import Lease, Namespace
 
 ANYONE: Rank = ()
 """Every program is behind it."""

@@ -16,39 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from enum import Enum
 from itertools import islice
 from operator import attrgetter, itemgetter
 
 from sglite.errors import OverloadedError
-from sglite.runtime.holding import Holding
-from sglite.runtime.ledger import PageLedger, PagesError, cacheable
-from sglite.runtime.order import in_order
+from sglite.runtime.admission import Admission, Work
+from sglite.runtime.ledger import PageLedger, PagesError
 from sglite.runtime.pages import PageBook
 from sglite.runtime.pins import Pins
 from sglite.runtime.plan import Plan, Row
-from sglite.runtime.policy import PATIENCE, policy_named
+from sglite.runtime.policy import policy_named
 from sglite.runtime.programs import Programs
-from sglite.runtime.radix import Lease, Namespace, PrefixCache
+from sglite.runtime.radix import PrefixCache
 from sglite.runtime.room import ANYONE, Room
 from sglite.runtime.sequence import Sequence, Status
 from sglite.runtime.slots import Slots
 from sglite.runtime.tally import SchedulerStats, Tally
-from sglite.runtime.waiting import WaitingQueue
-
-
-class _Entry(Enum):
-    """What became of an attempt to admit a sequence."""
-
-    ADMITTED = "admitted"
-    HELD = "held"
-    LATER = "later"
-    FULL = "full"
-
-
-Work = list[tuple[Sequence, int]]
-"""Sequences with the position up to which each computes in this step."""
-
+from sglite.runtime.tree import Lease, Namespace
 
 MEMORY = 2048.0
 """Steps for which a program between calls is remembered at least."""
@@ -74,20 +58,19 @@ class Scheduler:
         clock: Callable[[], float] | None = None,
         memory: float = MEMORY,
     ) -> None:
-        self._ledger = PageLedger(book, cache, page_size)
         self._policy = policy_named(policy)
+        self._ledger = PageLedger(book, cache, page_size)
         self._max_queue = max_queue
         self._max_step_tokens = max_step_tokens
         self._slots = Slots(max_running)
-        self._queue = WaitingQueue()
-        self._holding = Holding(page_size)
         self.programs = Programs(self._policy, memory)
         self.pins = Pins()
+        self._tally = Tally()
         self._room = Room(self._ledger, self.programs, self.pins)
+        self._admission = Admission(self._policy, self._ledger, self._slots, self._room, self._tally)
         self._clock = clock or self._step_number
         self._flight: Plan | None = None
         self._arrivals = 0
-        self._tally = Tally()
 
     # ----------------------------------------------------------------------------------------------- what is going on
 
@@ -97,16 +80,20 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue) + len(self._holding)
+        return len(self._admission)
 
     @property
     def idle(self) -> bool:
         """Nobody runs and nobody waits."""
-        return not self._slots.running and not self._queue
+        return not self._slots.running and not self._admission
 
     def sequence(self, slot: int) -> Sequence | None:
         """Who is in a slot; None if released. Slots are given anew only in ``plan``."""
         return self._slots[slot]
+
+    def planned(self, plan: Plan) -> list[Sequence]:
+        """The sequences of a plan's rows that were not released since."""
+        return self._slots.planned(plan)
 
     @property
     def stats(self) -> SchedulerStats:
@@ -115,7 +102,7 @@ class Scheduler:
             **asdict(self._tally),
             running=len(self._slots.running),
             waiting=self.waiting,
-            held=self._holding.total,
+            held=self._admission.held,
             pages_total=self._ledger.total,
             pages_free=self._ledger.free,
             pages_cached=tree.evictable,
@@ -143,7 +130,7 @@ class Scheduler:
             self._arrivals += 1
             sequence.arrival = self._arrivals
             self.programs.join(sequence, self._clock())
-            self._enqueue(sequence)
+            self._admission.add(sequence)
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """End a sequence, whatever it is doing; for one that has ended or was never submitted, do nothing.
@@ -154,7 +141,7 @@ class Scheduler:
             return
         lease = None
         if sequence.status is Status.WAITING:
-            self._dequeue(sequence)
+            self._admission.remove(sequence)
         else:
             self._room.learn(sequence)
             lease = self._leave(sequence, keep)
@@ -232,11 +219,12 @@ class Scheduler:
         """
         assert self._flight is None, "commit or fail the previous plan first"
         self._room.expire(self._clock())
-        self._queue.settle(self._tally.admissions + self.waiting + PATIENCE)
+        self._admission.settle()
         self._preempt()
         try:
             work = self._make_room(self._catch_up())
-            self._admit(work)
+            budget = self._max_step_tokens - sum([target - sequence.computed for sequence, target in work])
+            self._admission.admit(work, budget, self._clock())
         except PagesError:
             self._ledger.forget_copies(self._slots.running)
             raise
@@ -301,63 +289,9 @@ class Scheduler:
         if sequence.score_from is not None:
             sequence.scored = max(sequence.scored, computed)
         if row.start < sequence.prompt_length:
-            self._dismiss(sequence)
+            self._admission.dismiss(sequence)
             self._ledger.publish(sequence, min(computed, sequence.prompt_length))
-            self._holding.lead(sequence)
-
-    # ------------------------------------------------------------------------------------------------------- admission
-
-    def _admit(self, work: Work) -> None:
-        """Add waiting sequences to the step, in the policy's order, until one does not fit.
-
-        In a walk through prefixes, once one is held for a prefix nobody goes on to another: that one comes first.
-        """
-        holding = False
-        budget = self._max_step_tokens - sum([target - sequence.computed for sequence, target in work])
-        if budget == 0 or self._room.full or not (self._slots.free and self._queue):
-            return
-        for sequence in in_order(self._queue, self._policy, self._ledger, self._tally.admissions):
-            entry = self._try_to_admit(sequence, wait=holding)
-            holding = self._policy.by_prefix and (holding or entry is _Entry.HELD)
-            if entry is _Entry.ADMITTED:
-                n = min(sequence.remaining, budget)
-                work.append((sequence, sequence.computed + n))
-                self._ledger.grow(work[-1:])
-                budget -= n
-            if entry in (_Entry.FULL, _Entry.LATER) or budget == 0 or not self._slots.free:
-                return
-
-    def _try_to_admit(self, sequence: Sequence, *, wait: bool) -> _Entry:
-        lease = self._ledger.match(sequence)
-        leader = self._holding.leader(lease, sequence.tokens, cacheable(sequence)) if lease else None
-        urgent = not self._slots.running or sequence.overdue(self._tally.admissions)
-        if leader is not None and not sequence.overdue(self._tally.admissions):
-            self._ledger.release(lease)
-            self._queue.remove(sequence)
-            self._holding.follow(sequence, leader)
-            return _Entry.HELD
-        if wait and not urgent:
-            self._ledger.release(lease)
-            return _Entry.LATER
-        behind = ANYONE if urgent else sequence.rank
-        if not self._room.fits(sequence, lease, self._slots.running, behind, self._clock()):
-            self._ledger.release(lease)
-            self._room.full = True
-            return _Entry.FULL
-        self._enter(sequence, lease)
-        return _Entry.ADMITTED
-
-    def _enter(self, sequence: Sequence, lease: Lease | None) -> None:
-        self._queue.admitted(sequence)
-        self._ledger.enter(sequence, lease)
-        sequence.late = sequence.overdue(self._tally.admissions)
-        self._slots.enter(sequence)
-        if sequence.retractions == 0:
-            sequence.cached = sequence.computed
-            self._tally.prompt_tokens += len(sequence.tokens)
-            self._tally.hit_tokens += sequence.cached
-        self._tally.admissions += 1
-        self._holding.lead(sequence)
+            self._admission.lead(sequence)
 
     # --------------------------------------------------------------------------------------------------------- leaving
 
@@ -366,7 +300,7 @@ class Scheduler:
         if not self._policy.preempts or (self._slots.free and not self._room.full):
             return
         free = 0 if self._room.full else self._slots.free
-        for waiting in islice(self._queue, free, self._slots.total):
+        for waiting in islice(self._admission, free, self._slots.total):
             last = self._slots.last_to_preempt()
             if last is None or last.request.priority >= waiting.request.priority:
                 return
@@ -385,10 +319,10 @@ class Scheduler:
         sequence.computed = 0
         sequence.retractions += 1
         self._tally.retractions += 1
-        self._enqueue(sequence)
+        self._admission.add(sequence)
 
     def _leave(self, sequence: Sequence, keep: bool) -> Lease | None:
-        self._dismiss(sequence)
+        self._admission.dismiss(sequence)
         if keep:  # tokens may have been taken back since the last step
             end = min(sequence.computed, len(sequence.tokens))
             self._ledger.publish(sequence, end)
@@ -397,35 +331,10 @@ class Scheduler:
         self._room.full = False
         return self._ledger.leave(sequence)
 
-    # ------------------------------------------------------------------------------------------------------- the queue
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        sequence.status = Status.WAITING
-        self._queue.add(sequence)
-        self._room.full = False
-
-    def _dequeue(self, sequence: Sequence) -> None:
-        if sequence in self._queue:
-            self._queue.remove(sequence)
-        else:
-            self._holding.forget(sequence)
-
-    def _dismiss(self, leader: Sequence) -> None:
-        """Those that were held back may look into the tree again."""
-        for follower in self._holding.dismiss(leader):
-            self._enqueue(follower)
-
     # ---------------------------------------------------------------------------------------------------------- checks
 
     def check(self) -> None:
         """Assert every invariant of the scheduler, the tree and the pool; for tests and idle moments."""
         self._slots.check()
-        self._check_waiting([*self._queue, *self._holding.followers])
-        assert self._holding.leaders <= set(self._slots.running)
-        self._queue.check()
+        self._admission.check()
         self._ledger.check(self._slots.running)
-
-    def _check_waiting(self, waiting: Iterable[Sequence]) -> None:
-        for sequence in waiting:
-            assert sequence.status is Status.WAITING and sequence.computed == 0
-            assert sequence.slot == -1 and not sequence.pages and sequence.lease is None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sglite.protocol import GenerateRequest
 
 if TYPE_CHECKING:
-    from sglite.runtime.radix import Lease
+    from sglite.runtime.tree import Lease
 
 
 PREFIX = 8192

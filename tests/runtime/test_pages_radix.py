@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from sglite.runtime.pages import PageBook
-from sglite.runtime.radix import Lease, Namespace, PrefixCache
+from sglite.runtime.radix import PrefixCache
+from sglite.runtime.tree import Lease, Namespace
 
 Key = tuple[Namespace, int, tuple[int, ...]]
 """Namespace, how many flushes it began after, and all tokens up to the end of the page."""

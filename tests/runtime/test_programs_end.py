@@ -72,6 +72,38 @@ def test_an_ended_programs_own_tail_goes_before_older_prefixes():
     assert 8 <= cached(engine, [*shared, *[4] * 12]) < 20
 
 
+def test_what_an_ended_program_added_to_a_whole_older_prefix_goes_first_to_the_page():
+    engine = FakeEngine(pages=20)
+    stem = [2] * 20
+    engine.submit(stem, 1)
+    engine.run()
+    engine.submit([1] * 20, 1)
+    engine.run()
+    ended = call(engine, "mine", [*stem, *[4] * 20], last=True)
+    assert ended.cached == 20 and engine.cache is not None
+    engine.cache.evict(5)
+    assert (cached(engine, [1] * 20), cached(engine, [*stem, *[4] * 20])) == (20, 20)
+    engine.cache.evict(1)
+    assert cached(engine, [1] * 20) + cached(engine, stem) < 40
+
+
+@pytest.mark.parametrize("order", [("", "0", "0.1"), ("0.1", "", "0")])
+def test_all_that_an_ended_program_and_its_branches_added_goes_before_older_prefixes(order: tuple[str, ...]):
+    engine = FakeEngine(pages=40)
+    engine.submit([1] * 20, 1)
+    engine.run()
+    prompts = {"": [2] * 20, "0": [*[2] * 20, *[3] * 12], "0.1": [*[2] * 20, *[3] * 12, *[4] * 12]}
+    for branch in sorted(order):
+        call(engine, "mine", prompts[branch], branch)
+    for branch in order:  # the last calls of each, in any order
+        call(engine, "mine", prompts[branch], branch)
+    engine.scheduler.end_program("", "mine")
+    assert engine.cache is not None
+    assert cached(engine, prompts["0.1"]) <= 20, "what forks added is gone at once"
+    engine.cache.evict(5)
+    assert (cached(engine, prompts[""]), cached(engine, [1] * 20)) == (0, 20)
+
+
 def test_what_an_ended_program_shares_stays_in_its_place():
     engine = FakeEngine(pages=20)
     shared = [2] * 8
