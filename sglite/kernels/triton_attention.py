@@ -113,7 +113,8 @@ def _span(
 
 
 @triton.jit(
-    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=[*_UNITS[:2], *_UNITS[4:6], "count", *_PIECES]
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["table", "positions", *_UNITS[:2], *_UNITS[4:6], "count", *_PIECES],
 )
 def attend_kernel(
     q: tl.tensor,

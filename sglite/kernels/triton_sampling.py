@@ -123,8 +123,13 @@ def _above(
 
 # ----------------------------------------------------------------------------------------------------------- kernels
 
+# What differs from step to step must not select another compilation: the number of rows, and where in the one array
+# that holds a step's parameters each of them lies.
+_ROWS = ["keys", "seeds", "temperatures", "top_ks", "top_ps", "min_ps", "words"]
+_OUT = ["tokens", "statuses", "logprobs", "taken", "state"]
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["count", "where_stride", "how_stride"], do_not_specialize_on_alignment=["where", "how"])
 def edit_kernel(
     logits: tensor,
     stride: int,
@@ -145,7 +150,7 @@ def edit_kernel(
     tl.store(at, x, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=[*_ROWS[:1], *_ROWS[2:]])
 def scan_kernel(
     logits: tensor, stride: int, words: tensor, words_stride: int, vocabulary: int,
     keys: tensor, temperatures: tensor, top_ks: tensor, top_ps: tensor, min_ps: tensor,
@@ -205,7 +210,7 @@ def scan_kernel(
         tl.store(parts + at * 5 + 4, tl.sum(own_mass * tl.exp(own_peak - _over(top)), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["temperatures", *_OUT[:3], *_OUT[4:]])
 def finish_kernel(
     parts: tensor, marks: tensor, temperatures: tensor, state: tensor,
     tokens: tensor, statuses: tensor, logprobs: tensor, splits: int, rows: int,
@@ -234,7 +239,7 @@ def finish_kernel(
         tl.store(state + rows + row, tl.sum(mass, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=[*_ROWS[2:6], "statuses", *_OUT[3:]])
 def bound_kernel(
     temperatures: tensor, top_ks: tensor, top_ps: tensor, min_ps: tensor, vocabulary: int, maxima: tensor, groups: int,
     state: tensor, taken: tensor, statuses: tensor, rows: int,
@@ -262,7 +267,7 @@ def bound_kernel(
         tl.store(state + 2 * rows + row, tl.where(all_of_them, -float("inf"), _logit_of(low)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["words", *_OUT[3:]])
 def gather_kernel(
     logits: tensor, stride: int, words: tensor, words_stride: int, vocabulary: int,
     state: tensor, taken: tensor, keys: tensor, rows: int,
@@ -285,7 +290,7 @@ def gather_kernel(
                 tl.store(at, _key_of(x, token), mask=passes & (place < CANDIDATES))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=[*_ROWS[1:6], "tokens", *_OUT[3:]])
 def narrow_kernel(
     seeds: tensor, temperatures: tensor, top_ks: tensor, top_ps: tensor, min_ps: tensor, vocabulary: int,
     state: tensor, taken: tensor, keys: tensor, tokens: tensor, rows: int, CANDIDATES: tl.constexpr,
@@ -322,7 +327,7 @@ def narrow_kernel(
         tl.store(taken + row, tl.where(decided, 0, -1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=[*_ROWS[1:], "tokens", *_OUT[3:]])
 def whole_kernel(
     logits: tensor, stride: int, words: tensor, words_stride: int, vocabulary: int,
     seeds: tensor, temperatures: tensor, top_ks: tensor, top_ps: tensor, min_ps: tensor,
@@ -370,7 +375,7 @@ def whole_kernel(
         tl.store(tokens + row, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens", "logprobs"])
 def logprob_kernel(
     own: tensor,
     own_stride: int,

@@ -22,10 +22,12 @@ from sglite.errors import ConfigError
 from sglite.kernels import get_ops
 from sglite.kernels import triton_elementwise as elementwise
 from sglite.kernels import triton_lora as lora
-from sglite.kernels.cascade import pack_shared, shared_views
+from sglite.kernels.cascade import SharedPrefix, pack_shared, shared_views
 from sglite.kernels.ops import Ops
 from sglite.kernels.triton_card import A100, H200, MI300
 from sglite.kernels.triton_ops import TritonOps
+from sglite.runtime.gpu.buckets import Bucket
+from sglite.runtime.gpu.staging import flatten, layout_of, padded, unflatten
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -202,6 +204,32 @@ def test_prompt_attention_uses_the_widest_instruction() -> None:
     code = compile_for("sm_90", launch).text
     assert "wgmma.mma_async" in code
     assert "mma.sync" not in code
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_decode_steps_of_any_size_need_the_same_machine_code(shares: bool) -> None:
+    """A batch is views of one array: where its parts lie in it depends on its size."""
+    ops = TritonOps(CPU, torch.bfloat16, card=H200)
+
+    def launches(rows: int) -> set[Launch]:
+        shape = AttentionShape(((100, 1),) * rows, 32, 8, 128, 16)
+        pool = kv_shape(shape, ops.dtype, CPU)
+        plain = batch_of(page_tables(shape, pool), [(100, 101)] * rows, 16, CPU)
+        groups = [SharedPrefix(tuple(range(rows)), 96)] if rows > 1 else []
+        wide = padded(plain, Bucket(rows, 7, shares), groups, ops.prefix_tokens(shape.spec))
+        batch = unflatten(torch.from_numpy(flatten(wide)), layout_of(wide), wide)
+        q, k = (torch.empty(rows, n, 128, dtype=ops.dtype) for n in (32, 8))
+        kv = ops.allocate_kv(pool)
+
+        def step() -> None:
+            ops.write_kv(kv, 0, k, k, batch)
+            ops.embed(batch.logit_index, ops.embed(batch.ids, q.flatten(1)))
+            ops.attend(q, kv, 0, batch, shape.spec, ops.plan(batch, shape.spec))
+
+        return set(launches_of(step))
+
+    assert launches(3) == launches(5) == launches(6) == launches(8) == launches(2)
+    assert shares or launches(3) == launches(1)
 
 
 # ------------------------------------------------------------------------------------------------------------ choosing

@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
-from compiled import TARGETS, compile_for, launches_of
+from compiled import TARGETS, Launch, compile_for, launches_of
 
 from sglite.kernels import sampling, triton_sampling
 from sglite.kernels.sampling import Edits, SampleRows, exponential, kept_tokens
 from sglite.protocol import SamplingParams
+from sglite.runtime.gpu.sampling import asked
 from sglite.runtime.sampler import Choice, SampleRow, sample
 
 # ------------------------------------------------------------------------------------------------------ machine code
@@ -47,6 +49,20 @@ def test_machine_code(call: Callable[[], None], target: str) -> None:
         assert needs.spilled == 0, launch.name
         threads = 32 * dict(launch.options).get("num_warps", 4)
         assert needs.shared <= 16_384 and needs.registers * threads <= 49_152, launch.name
+
+
+def test_steps_of_any_size_need_the_same_machine_code() -> None:
+    """A step's parameters lie one after the other in one array, wherever its number of rows puts them."""
+
+    def launches(n: int) -> set[Launch]:
+        params = SamplingParams(top_p=0.9, logit_bias=((3, 1.0),))
+        asks = asked([SampleRow(params, 0, i, 0) for i in range(n)], 320, range(n), np.zeros((n, 10), dtype=np.int32))
+        flat = torch.from_numpy(asks.flat)
+        staged = asks.staged(flat)
+        parts = torch.empty(n, 320), staged.rows, staged.mask, staged.edits
+        return set(launches_of(lambda: triton_sampling.choose(*parts, logprobs=True)))
+
+    assert launches(5) == launches(7) == launches(6) == launches(16) == launches(1)
 
 
 # --------------------------------------------------------------------------------------------- the plain form's rules

@@ -25,10 +25,10 @@ from sglite.runtime.byte_tokenizer import byte_tokenizer
 from sglite.runtime.config import EngineConfig, config_from
 from sglite.runtime.engine import Engine
 from sglite.runtime.gpu.buckets import Bucket, Recent, bucket_of
-from sglite.runtime.gpu.device import Host
-from sglite.runtime.gpu.memory import Memory, largest_step, page_bytes, pool_tokens
+from sglite.runtime.gpu.device import Host, out_of_memory
+from sglite.runtime.gpu.memory import Largest, Memory, page_bytes, pool_tokens, room_for, run_largest
 from sglite.runtime.gpu.runner import GpuRunner
-from sglite.runtime.gpu.sampling import Sampled, asked, likeliest, told_under
+from sglite.runtime.gpu.sampling import Sampled, asked, choose_staged
 from sglite.runtime.gpu.staging import flatten, layout_of, padded, unflatten
 from sglite.runtime.model import Model
 from sglite.runtime.model.scripted import ScriptedModel
@@ -127,6 +127,7 @@ def random_rows(n: int, **params: Any) -> list[SampleRow]:
             context_ids=[3, 3, 4, i, 11],
             banned=(9,) if i % 2 else (),
             top_logprobs=[None, 0, 2, 5][i % 4],
+            given=[(), (44, 3), (8,), (), (7, 7)][i % 5],
             constrained=i % 3 == 0,
         )
         for i in range(n)
@@ -153,14 +154,13 @@ def test_the_same_choices_as_the_samplers(params: dict[str, Any], masked: bool) 
         mask[:, 0] |= 1 << 8
         mask[7] = 0
     host, ours = Host(), logits.clone()
-    asks = asked(rows, width, mask)
-    parameters, edits, words = asks.tensors(host.upload(asks.flat))
-    own = told_under(ours, rows, words)
-    top = likeliest(ours if own is None else own, rows)
-    chosen = sampling.choose(ours, parameters, words, edits, filtered=asks.filtered, logprobs=asks.logprobs, own=own)
+    asks = asked(rows, width, range(9), mask)
+    staged = asks.staged(host.upload(asks.flat))
+    assert staged.slots.tolist() == [*range(9)]
+    chosen, further = choose_staged(ours, asks, staged, sampling.choose)
     answer = torch.stack([chosen.token, chosen.status, chosen.logprob.view(torch.int32)])
-    assert top is not None
-    found = Sampled(rows, host.download(answer), host.download(top)).result()
+    assert further is not None
+    found = Sampled(rows, asks, host.download(answer), host.download(further)).result()
     for mine, theirs in zip(found, sample(logits, rows, mask), strict=True):
         if isinstance(theirs, BadLogitsError):
             assert isinstance(mine, BadLogitsError) and str(mine) == str(theirs)
@@ -170,11 +170,13 @@ def test_the_same_choices_as_the_samplers(params: dict[str, Any], masked: bool) 
         assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
         possible = [i for i, value in theirs.top if value > MIN_LOGPROB]  # the order of others is anyone's
         assert [i for i, value in mine.top if value > MIN_LOGPROB] == possible
+        assert [i for i, _ in mine.given] == [i for i, _ in theirs.given]
+        assert [value for _, value in mine.given] == pytest.approx([value for _, value in theirs.given], abs=1e-5)
 
 
 def test_filters_are_seen_where_they_are() -> None:
     def filtered(**params: Any) -> bool:
-        return asked([SampleRow(SamplingParams(**params), 0, 0, 0)], 100, None).filtered
+        return asked([SampleRow(SamplingParams(**params), 0, 0, 0)], 100, [0], None).filtered
 
     assert not any([filtered(), filtered(temperature=0, top_p=0.5), filtered(top_k=1), filtered(top_k=100)])
     assert all([filtered(top_p=0.9), filtered(top_k=99), filtered(min_p=0.1)])
@@ -290,6 +292,7 @@ REQUESTS = [
     request("stops", sampling=replace(GREEDY, stop=("a", "e", "t", "\n", "s"), ignore_eos=False)),
     request("three", sampling=replace(GREEDY, n=3)),
     request("logprobs", logprobs=LogprobParams(top=3, prompt_start=2)),
+    request("logprobs of some tokens", logprobs=LogprobParams(ids=(65, 3, 97))),
     request("nothing", sampling=replace(GREEDY, max_new_tokens=0), logprobs=LogprobParams(prompt_start=0)),
     request("json", constraint=Constraint("json_schema", SCHEMA), sampling=replace(GREEDY, max_new_tokens=60)),
     request("regex", constraint=Constraint("regex", "[a-f]{3,9}(xyz)?[0-9]+")),
@@ -311,6 +314,7 @@ def told(chunks: list[Chunk]) -> dict[int, Any]:
         own = [chunk for chunk in chunks if chunk.index == index]
         logprobs = [entry.logprob for chunk in own for entry in (*chunk.logprobs, *chunk.prompt_logprobs)]
         logprobs += [entry.logprob for chunk in own for score in chunk.scores for entry in score.tokens]
+        logprobs += [value for chunk in own for entry in chunk.logprobs for _, value, _ in entry.given]
         answers[index] = (
             [i for chunk in own for i in chunk.ids],
             "".join(chunk.text for chunk in own),
@@ -401,12 +405,58 @@ def test_a_seed_draws_the_same_alone_and_in_company() -> None:
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
-def out_of_memory_beyond(tokens: int) -> Callable[[ForwardBatch], None]:
+NO_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    torch.AcceleratorError("CUDA error: out of memory"),  # a graph's instantiation
+    RuntimeError("Triton Error [CUDA]: out of memory"),  # a kernel's first load
+]
+
+
+def out_of_memory_beyond(tokens: int, kind: int = 0) -> Callable[[ForwardBatch], None]:
     def before(batch: ForwardBatch) -> None:
         if len(batch.ids) > tokens:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a lot")
+            raise NO_MEMORY[kind]
 
     return before
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=str)
+def test_want_of_memory_is_known_whoever_says_it(error: Exception) -> None:
+    assert out_of_memory(error)
+    hidden = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    hidden.__context__ = error
+    assert out_of_memory(hidden)
+
+
+def test_other_failures_are_not_taken_for_want_of_memory() -> None:
+    assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not out_of_memory(ValueError("the tokenizer ran out of memory"))
+
+
+@pytest.mark.parametrize("kind", range(len(NO_MEMORY)))
+def test_whoever_misses_memory_the_steps_shrink(kind: int, expected: list[dict[int, Any]]) -> None:
+    with pipelined_engine(Unpadded(ScriptedModel(VOCAB), out_of_memory_beyond(20, kind))) as engine:
+        answers = asyncio.run(everything(engine))
+    assert [told(chunks) for chunks in answers] == expected
+
+
+def test_a_step_that_cannot_be_captured_runs_all_the_same(expected: list[dict[int, Any]]) -> None:
+    class Uncapturing(Host):
+        def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    with pipelined_engine(Unpadded(ScriptedModel(VOCAB)), Uncapturing()) as engine:
+        answers = asyncio.run(everything(engine))
+    assert [told(chunks) for chunks in answers] == expected
+
+
+def test_no_memory_at_load_says_what_to_lower() -> None:
+    with pytest.raises(ConfigError, match="lower kv_tokens"), room_for("a KV pool of 9 tokens", "lower kv_tokens"):
+        raise NO_MEMORY[0]
+    with pytest.raises(RuntimeError, match="illegal"), room_for("a KV pool of 9 tokens", "lower kv_tokens"):
+        raise RuntimeError("an illegal memory access")
 
 
 @pytest.mark.parametrize("room", [40, 5, 1])
@@ -466,8 +516,14 @@ def test_a_card_without_room_says_what_to_do() -> None:
         pool_tokens(Memory(24 * GIB, 3 * GIB, 2 * GIB), SHAPE, least=2048)
 
 
-def test_the_largest_step_is_one_that_the_engine_may_take() -> None:
-    seen: list[int] = []
-    model = Unpadded(ScriptedModel(VOCAB), lambda batch: seen.append(len(batch.ids)))
-    assert largest_step(model, Host(), sampling.choose, page_size=16, rows=5, tokens=40) == 3 * 16 * 8
-    assert seen == [40]
+@pytest.mark.parametrize(
+    ("context", "prompts"),
+    [(512, [40]), (40, [40]), (16, [16, 16, 8]), (39, [39, 1])],
+    ids=["short of the context", "the context", "three prompts", "one token over"],
+)
+def test_the_largest_step_is_one_that_the_engine_may_take(context: int, prompts: list[int]) -> None:
+    seen: list[tuple[int, ...]] = []
+    model = Unpadded(ScriptedModel(VOCAB), lambda batch: seen.append(batch.kv_lengths_host))
+    pages = sum(-(-length // 16) for length in prompts)
+    assert run_largest(model, Host(), sampling.choose, Largest(40, context, 5, 16)) == pages * 16 * 8
+    assert seen == [tuple(prompts)]

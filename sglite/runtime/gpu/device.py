@@ -133,3 +133,19 @@ class Cuda:
 def ints(*parts: npt.ArrayLike) -> npt.NDArray[np.int32]:
     """The bytes of several arrays, one after the other, as int32."""
     return np.concatenate([np.ascontiguousarray(part).view(np.int32).reshape(-1) for part in parts])
+
+
+_NO_MEMORY = "out of memory", "alloc_failed", "cublas_status_not_initialized"
+"""How the driver, the libraries and the loader of kernels say it; cuBLAS also says that it could not be set up."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the device's memory was not enough, for torch's tensors or for what others keep there: graphs, handles
+    and workspaces of libraries, the kernels themselves. A graph's capture hides it behind an error of its own."""
+    seen: BaseException | None = error
+    while seen is not None:
+        said = str(seen).lower()
+        if isinstance(seen, RuntimeError) and any(words in said for words in _NO_MEMORY):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -5,18 +5,20 @@ The working memory is measured: the largest step is run once on a pool of its ow
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 
 from sglite.errors import ConfigError
 from sglite.kernels.ops import ForwardBatch, KVShape
-from sglite.protocol import SamplingParams
+from sglite.protocol import MAX_TOP_LOGPROBS, SamplingParams
 from sglite.runtime.batch import PageTables, build_batch
-from sglite.runtime.gpu.device import Device
-from sglite.runtime.gpu.runner import Choose
-from sglite.runtime.gpu.sampling import asked
+from sglite.runtime.gpu.device import Device, out_of_memory
+from sglite.runtime.gpu.sampling import Choose, asked, choose_staged
 from sglite.runtime.gpu.staging import flatten, layout_of, unflatten
 from sglite.runtime.model import Model
 from sglite.runtime.plan import Row
@@ -58,17 +60,47 @@ def pool_tokens(memory: Memory, shape: KVShape, *, least: int) -> int:
     return tokens
 
 
+@contextmanager
+def room_for(what: str, remedy: str) -> Iterator[None]:
+    """At load: memory that is not there is a ConfigError that says what to lower."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"the GPU has no memory for {what} beside the model; {remedy}, choose a smaller weights format, or end "
+            "other processes on the card"
+        ) from error
+
+
 def _gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-def measure(model: Model, device: Device, choose: Choose, *, page_size: int, rows: int, tokens: int) -> Memory:
-    """Run the largest step once (``tokens`` of one prompt, then ``rows`` samples) and see what it takes."""
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest step: ``tokens`` of prompts no longer than ``context``, and ``rows`` samples."""
+
+    tokens: int
+    context: int
+    rows: int
+    page_size: int
+
+    @property
+    def prompts(self) -> list[int]:
+        """Their lengths: as few as there can be, since attention and the tables are largest for long ones."""
+        whole, rest = divmod(self.tokens, self.context)
+        return [self.context] * whole + ([rest] if rest else [])
+
+
+def measure(model: Model, device: Device, choose: Choose, largest: Largest) -> Memory:
+    """Run the largest step once and see what it takes."""
     where = device.device
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(where)
     before = torch.cuda.memory_allocated(where)
-    pool = largest_step(model, device, choose, page_size=page_size, rows=rows, tokens=tokens)
+    pool = run_largest(model, device, choose, largest)
     torch.cuda.synchronize(where)
     working = torch.cuda.max_memory_allocated(where) - before - pool
     torch.cuda.empty_cache()
@@ -77,25 +109,32 @@ def measure(model: Model, device: Device, choose: Choose, *, page_size: int, row
 
 
 @torch.inference_mode()
-def largest_step(model: Model, device: Device, choose: Choose, *, page_size: int, rows: int, tokens: int) -> int:
-    """One prompt of ``tokens`` tokens on a pool made for it, and ``rows`` samples of every kind: the pool's bytes."""
-    pages = -(-tokens // page_size)
+def run_largest(model: Model, device: Device, choose: Choose, largest: Largest) -> int:
+    """The step on a pool made for it, with samples of every kind: the pool's bytes."""
     with device.stream():
-        kv = model.allocate_kv(pages, page_size)
-        hidden = model.forward(_prompt(device, page_size, tokens), kv)
-        logits = model.logits(hidden[-1:].expand(rows, -1).contiguous())
-        mask = np.full((rows, -(-model.vocab_size // 32)), -1, dtype=np.int32)
-        params = SamplingParams(top_k=50, top_p=0.9, logit_bias=((0, 1.0),))
-        asks = asked([SampleRow(params, 0, i, 0, top_logprobs=0) for i in range(rows)], model.vocab_size, mask)
-        parameters, edits, words = asks.tensors(device.upload(asks.flat))
-        choose(logits, parameters, words, edits, filtered=True, logprobs=True)
+        pages = [-(-length // largest.page_size) for length in largest.prompts]
+        kv = model.allocate_kv(sum(pages), largest.page_size)
+        hidden = model.forward(_prompts(device, largest, pages), kv)
+        logits = model.logits(hidden[-1:].expand(largest.rows, -1).contiguous())
+        mask = np.full((largest.rows, -(-model.vocab_size // 32)), -1, dtype=np.int32)
+        asks = asked(_all_kinds(largest.rows), model.vocab_size, range(largest.rows), mask)
+        choose_staged(logits, asks, asks.staged(device.upload(asks.flat)), choose)
         return kv.nbytes()
 
 
-def _prompt(device: Device, page_size: int, tokens: int) -> ForwardBatch:
-    pages = -(-tokens // page_size)
-    tables = PageTables(1, pages)
-    row = Row(0, 0, (0,) * tokens, tuple(range(pages)), reset=True, logits=1)
-    tables.apply((row,))
-    batch = build_batch((row,), tables, page_size)
+def _all_kinds(rows: int) -> list[SampleRow]:
+    """Everything that takes memory is asked for: edits, filters, logprobs under the mask, the likeliest tokens."""
+    params = SamplingParams(top_k=50, top_p=0.9, logit_bias=((0, 1.0),))
+    return [SampleRow(params, 0, i, 0, top_logprobs=MAX_TOP_LOGPROBS, constrained=True) for i in range(rows)]
+
+
+def _prompts(device: Device, largest: Largest, pages: list[int]) -> ForwardBatch:
+    tables = PageTables(len(pages), max(pages))
+    free = iter(range(sum(pages)))
+    rows = [
+        Row(slot, 0, (0,) * length, tuple(islice(free, count)), reset=True, logits=1)
+        for slot, (length, count) in enumerate(zip(largest.prompts, pages, strict=True))
+    ]
+    tables.apply(rows)
+    batch = build_batch(rows, tables, largest.page_size)
     return unflatten(device.upload(flatten(batch)), layout_of(batch), batch)

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +19,10 @@ from torch import Tensor
 
 from sglite.kernels.cascade import SharedPrefix, find_shared
 from sglite.kernels.ops import ForwardBatch
-from sglite.kernels.sampling import Chosen, Edits, SampleRows
 from sglite.runtime.batch import PageTables, build_batch
 from sglite.runtime.gpu.buckets import Recent, bucket_of
-from sglite.runtime.gpu.device import Device
-from sglite.runtime.gpu.sampling import Sampled, asked, likeliest, told_under
+from sglite.runtime.gpu.device import Device, out_of_memory
+from sglite.runtime.gpu.sampling import Choose, Sampled, asked, choose_staged
 from sglite.runtime.gpu.staging import flatten, layout_of, padded, unflatten
 from sglite.runtime.model import Model
 from sglite.runtime.plan import Row
@@ -35,22 +33,6 @@ log = logging.getLogger("sglite.engine")
 
 GRAPHS = 128
 """Captured steps kept at once; each holds a few megabytes of launch parameters."""
-
-
-class Choose(Protocol):
-    """``kernels.sampling.choose`` or its fast form."""
-
-    def __call__(
-        self,
-        logits: Tensor,
-        rows: SampleRows,
-        mask: Tensor | None,
-        edits: Edits | None,
-        *,
-        filtered: bool = ...,
-        logprobs: bool = ...,
-        own: Tensor | None = ...,
-    ) -> Chosen: ...
 
 
 class GpuRunner:
@@ -135,17 +117,13 @@ class GpuRunner:
         """Choose a token for each row of ``hidden``; from then on ``pending(slot)`` stands for it."""
         with self._device.stream(), _memory(self._device):
             logits = self.model.logits(hidden)
-            asks = asked(rows, logits.shape[1], mask)
-            parameters, edits, words = asks.tensors(self._device.upload(asks.flat))
-            own = told_under(logits, rows, words)
-            top = likeliest(logits if own is None else own, rows)
-            chosen = self._choose(
-                logits, parameters, words, edits, filtered=asks.filtered, logprobs=asks.logprobs, own=own
-            )
-            self._last[self._device.upload(np.array(slots, dtype=np.int64))] = chosen.token.long()
+            asks = asked(rows, logits.shape[1], slots, mask)
+            staged = asks.staged(self._device.upload(asks.flat))
+            chosen, further = choose_staged(logits, asks, staged, self._choose)
+            self._last[staged.slots] = chosen.token.long()
             answer = torch.stack([chosen.token, chosen.status, chosen.logprob.view(torch.int32)])
-            fetch_top = None if top is None else self._device.download(top)
-            return Sampled(rows, self._device.download(answer), fetch_top)
+            fetch_further = None if further is None else self._device.download(further)
+            return Sampled(rows, asks, self._device.download(answer), fetch_further)
 
     def close(self) -> None:
         """Forget the captured steps; nothing else outlives the runner."""
@@ -195,8 +173,8 @@ class _CapturedStep:
         hidden = self._compute(self._batch)
         try:
             self._replay = self._device.capture(self._again)
-        except torch.OutOfMemoryError:
-            log.warning("no memory to capture decode steps of %d rows; they run uncaptured", batch.rows)
+        except RuntimeError as error:
+            log.warning("decode steps of %d rows cannot be captured and run launch by launch: %s", batch.rows, error)
             self._device.trim()
             self._replay = self._again
         return hidden
@@ -214,6 +192,6 @@ class _memory:  # noqa: N801  (reads as a word in `with`)
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, torch.OutOfMemoryError):
+        if error is not None and out_of_memory(error):
             self._device.trim()
             raise DeviceMemoryError(str(error)) from error
