@@ -7,12 +7,11 @@ it was wrong, the token that went too far is taken back.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sglite.runtime.grammar.base import MaskGrammar, MaskMatcher
+from sglite.runtime.grammar.sizes import Sizes
 from sglite.runtime.grammar.tokens import TokenTable
 from sglite.runtime.grammar.way_out import Brackets, ByteMatcher, Effort, Endings, Judged, Way, fewest_tokens, way_out
 
@@ -26,14 +25,13 @@ MARGIN = 16
 
 @dataclass(frozen=True)
 class Exits:
-    """What a grammar knows of its ways out. ``size`` estimates that of the whole, ``growth`` of its largest part, both
-    in tokens; ``is_json`` says that brackets tell something; ``endings`` how strings may end."""
+    """What a grammar knows of its ways out. ``is_json`` says that brackets tell something; ``sizes`` estimates;
+    ``endings`` says how strings may end."""
 
     masks: MaskGrammar
     tokens: TokenTable
     is_json: bool
-    size: int
-    growth: int
+    sizes: Sizes
     endings: Endings
 
     def shortest(self, judged: Judged | None, enough: int = 0) -> list[int] | None:
@@ -64,7 +62,7 @@ class Exits:
 
     def grown_by(self, ids: Sequence[int]) -> int:
         """What ``ids`` add to the way out, at most."""
-        return self.growth * sum(len(self.tokens.bytes_of[id].translate(None, _INERT)) for id in ids)
+        return self.sizes.growth * sum(len(self.tokens.bytes_of[id].translate(None, _INERT)) for id in ids)
 
 
 _INERT = bytes(byte for byte in range(256) if byte not in b'{[",')
@@ -84,7 +82,7 @@ class Budget:
         self.hopeless = False
         """The last look showed that nothing right can follow, whatever the budget."""
         self._spare: list[int] = way or []
-        self._bound = len(way) if way is not None else exits.size
+        self._bound = len(way) if way is not None else exits.sizes.whole
         self._before: list[tuple[list[int] | None, int]] = []
         """Way and estimate before each token."""
         self._bytes: ByteMatcher | None = None
@@ -122,8 +120,8 @@ class Budget:
 
     def _when_not_found(self) -> int:
         """A search that was cut short proves nothing: while enough is left, go by the estimate."""
-        enough = self._exits.size + self._exits.growth
-        return self._exits.size if self.left > enough and not self.hopeless else self.left + 1
+        enough = self._exits.sizes.whole + self._exits.sizes.growth
+        return self._exits.sizes.whole if self.left > enough and not self.hopeless else self.left + 1
 
     def allows(self, ids: Sequence[int]) -> bool:
         """Whether ``ids`` can be taken without a look at the ways out."""
@@ -179,50 +177,3 @@ def _holds(judged: Judged | None, text: bytes) -> bool:
 
 def _ends(matcher: MaskMatcher, ids: list[int]) -> bool:
     return matcher.accept(ids) and matcher.accepting
-
-
-# ----------------------------------------------------------------------------------------------------------- estimates
-
-
-def sizes(schema: dict[str, Any]) -> tuple[int, int]:
-    """The estimated tokens of the smallest value of ``schema``, and of its largest part; the whole begins only once."""
-    known: dict[int, int] = {}
-    whole = _size(schema, schema.get("$defs", {}), known)
-    return whole, max((size for part, size in known.items() if part != id(schema)), default=whole) + 8
-
-
-_PLAIN = frozenset({"type"})
-"""What says nothing of a size."""
-
-
-def _size(node: Any, defs: dict[str, Any], known: dict[int, int]) -> int:
-    if not isinstance(node, dict):
-        return 2
-    if node.keys() <= _PLAIN:
-        return 3
-    if id(node) not in known:
-        known[id(node)] = 0  # a recursion ends somewhere
-        known[id(node)] = _own_size(node, defs, known) + sum(_parts(node, defs, known))
-        for part in (*node.get("properties", {}).values(), *node.get("patternProperties", {}).values()):
-            _size(part, defs, known)
-        _size(node.get("additionalProperties"), defs, known)
-    return known[id(node)]
-
-
-def _parts(node: dict[str, Any], defs: dict[str, Any], known: dict[int, int]) -> list[int]:
-    """Of what holds for the same value: all of it, or the largest branch."""
-    found = [_size(part, defs, known) for part in node.get("allOf", ())]
-    if "$ref" in node:
-        found.append(_size(defs.get(node["$ref"].removeprefix("#/$defs/")), defs, known))
-    branches = (node.get(keyword, ()) for keyword in ("anyOf", "oneOf"))
-    return found + [max((_size(part, defs, known) for part in parts), default=0) for parts in branches]
-
-
-def _own_size(node: dict[str, Any], defs: dict[str, Any], known: dict[int, int]) -> int:
-    values = node.get("enum", [node["const"]] if "const" in node else [])
-    constant = min((len(json.dumps(value)) for value in values), default=0)
-    text = node.get("minLength", 0) + 16 * ("pattern" in node) + 24 * ("format" in node)
-    properties = node.get("properties", {})
-    members = sum(len(name) // 2 + 4 + _size(properties.get(name), defs, known) for name in node.get("required", ()))
-    item = max((_size(part, defs, known) for part in (node.get("items"), *node.get("prefixItems", ()))), default=2)
-    return 3 + constant + int(text) + members + int(node.get("minItems", 0)) * (1 + item)

@@ -12,12 +12,13 @@ import numpy as np
 from sglite.errors import GrammarError
 from sglite.protocol import Constraint
 from sglite.runtime.grammar.base import MaskBackend, MaskBatch, MaskGrammar, MaskMatcher, MaskRow
-from sglite.runtime.grammar.budget import Budget, Exits, sizes
+from sglite.runtime.grammar.budget import Budget, Exits
 from sglite.runtime.grammar.endings import Endings
 from sglite.runtime.grammar.judge import check_text
 from sglite.runtime.grammar.llguidance_backend import LLGuidanceMatcher, allow, fill_rows, forbid
 from sglite.runtime.grammar.schema import SchemaPlan, plan_schema
 from sglite.runtime.grammar.search import PATIENCE, Ahead, Search
+from sglite.runtime.grammar.sizes import Sizes
 from sglite.runtime.grammar.stream import Violation
 from sglite.runtime.grammar.tags import lowered_tags
 
@@ -75,7 +76,7 @@ class GuardedGrammar:
         return (
             budget is None
             or self.kind not in COMPLETE
-            or self._exits.size < budget
+            or self._exits.sizes.whole < budget
             or self._searched
             or self._knows(budget)
         )
@@ -87,7 +88,7 @@ class GuardedGrammar:
         return GuardedMatcher(self, self.masks.matcher(), search, limit)
 
     def _budget(self, tokens: int) -> Budget:
-        if self._exits.size < tokens:
+        if self._exits.sizes.whole < tokens:
             return Budget(self._exits, tokens, None)
         answer = self._answer(tokens)
         if answer is not None and tokens < len(answer):
@@ -114,9 +115,9 @@ class GuardedGrammar:
 
     @cached_property
     def _exits(self) -> Exits:
-        size, growth = sizes(self.plan.mask_schema) if self.plan is not None else (64, 64)
+        sizes = Sizes(self.plan.mask_schema if self.plan is not None else None)
         endings = Endings(self.plan.patterns if self.plan is not None else ())
-        return Exits(self.masks, self.backend.tokens, self.kind != "choices", size, growth, endings.of)
+        return Exits(self.masks, self.backend.tokens, self.kind != "choices", sizes, endings.of)
 
     @property
     def _ahead(self) -> Ahead | None:

@@ -29,15 +29,14 @@ SEPARATORS: dict[str, Any] = {"item_separator": ", ?", "key_separator": ": ?", "
 """At most one space, and only where json.dumps would put one: models loop in free whitespace, and fixed
 whitespace is what makes keys forced."""
 
-JSON_OPTIONS: dict[str, Any] = {
-    **SEPARATORS,
+_JSON_OPTIONS: dict[str, Any] = {
     "whitespace_pattern": None,
     "coerce_one_of": False,
     "lenient": False,
     "json_allowed_escapes": None,
     "json_allow_general_unicode_escapes": True,
 }
-WHITESPACE: dict[Whitespace, dict[str, Any]] = {
+_WHITESPACE: dict[Whitespace, dict[str, Any]] = {
     "spaced": SEPARATORS,
     "compact": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False},
     "pretty": {
@@ -47,6 +46,7 @@ WHITESPACE: dict[Whitespace, dict[str, Any]] = {
         "whitespace_pattern": "\\n {0,16}| ",
     },
 }
+_OPTIONS = {name: json.dumps(_JSON_OPTIONS | spaces) for name, spaces in _WHITESPACE.items()}
 MAX_SECONDS = 0.5
 """Of CPU time for one compilation. Real schemas of 55 KB take a tenth of it."""
 LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
@@ -319,8 +319,9 @@ def _grammar(constraint: Constraint) -> str:
 
 
 def _json(schema: str, whitespace: Whitespace) -> str:
-    options = JSON_OPTIONS | WHITESPACE[whitespace]
-    return str(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options))
+    """As LLMatcher.grammar_from_json_schema, which reads and writes the schema once more to put options into it."""
+    comma = "" if schema == "{}" else ", "
+    return f'{{"grammars": [{{"json_schema": {schema[:-1]}{comma}"x-guidance": {_OPTIONS[whitespace]}}}}}]}}'
 
 
 def _regex(source: str) -> str:

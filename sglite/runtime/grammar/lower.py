@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglite.runtime.grammar import lower_any, lower_objects, lower_types
-from sglite.runtime.grammar.lowering import REF, Effort, Groups, Lowered, Lowering
+from sglite.runtime.grammar.lowering import Effort, Handler, Handlers, Lowered, Lowering
 from sglite.runtime.grammar.refs import Dialect, Json, Scope
 
 EFFORTS = (Effort(), Effort(rewrite=False), Effort(rewrite=False, merge=False))
@@ -26,8 +26,8 @@ _OBJECTS = {
     *("minProperties", "maxProperties", "dependencies", "dependentRequired", "dependentSchemas"),
     "unevaluatedProperties",
 }
-GROUPS: Groups = (
-    (REF, lower_any.reference),
+_GROUPS: tuple[tuple[frozenset[str], Handler], ...] = (
+    (frozenset({"$ref"}), lower_any.reference),
     (frozenset({"type", "enum", "const"}), lower_any.type_and_values),
     (frozenset(_NUMBERS), lower_types.numbers),
     (frozenset(_STRINGS), lower_types.strings),
@@ -41,9 +41,12 @@ GROUPS: Groups = (
     (frozenset({"$dynamicRef", "$recursiveRef"}), lower_any.dynamic_reference),
 )
 
-KEYWORDS = frozenset().union(*(keywords for keywords, _ in GROUPS))
+HANDLERS: Handlers = {
+    keyword: (turn, handler) for turn, (keywords, handler) in enumerate(_GROUPS) for keyword in keywords
+}
+KEYWORDS = HANDLERS.keys()
 
 
 def lower(schema: Json, scope: Scope, dialect: Dialect, effort: Effort) -> Lowered:
     """Raises GrammarError with a pointer for what is malformed, unsupported or cannot be satisfied."""
-    return Lowering(dialect, effort, GROUPS).run(schema, scope)
+    return Lowering(dialect, effort, HANDLERS).run(schema, scope)

@@ -34,7 +34,7 @@ def reference(low: Lowering, place: Place, out: dict[str, Any]) -> None:
         if value.startswith("#"):
             refuse(f"{value[:200]!r} points to nothing", place.at("$ref"))
         refuse(f"{value[:200]!r} is not in the schema, and nothing is fetched", place.at("$ref"), "unsupported")
-    out["$ref"] = low.define(node, scope, value[1:] if value.startswith("#") else place.at("$ref"))
+    out["$ref"] = low.define(node, scope, value[1:] if value.startswith("#") else place.below("$ref"))
     low.note("$ref", "mask")
 
 

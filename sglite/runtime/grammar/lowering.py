@@ -7,9 +7,10 @@ checked as values complete (judge.py), and taken back when it breaks the schema.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 from sglite.errors import GrammarError
 from sglite.runtime.grammar.ecma import Pattern, translate
@@ -48,40 +49,55 @@ class Lowered:
     targets: tuple[tuple[Json, Scope], ...]
 
 
-@dataclass(frozen=True)
-class Place:
+Path = tuple["Path", str | int] | str
+"""A JSON pointer, or one and a name below it: few are ever written out."""
+
+
+def written(path: Path) -> str:
+    names = []
+    while not isinstance(path, str):
+        path, name = path
+        names.append(name)
+    return reduce(step, reversed(names), path)
+
+
+class Place(NamedTuple):
     """A node of the source, where it is, and where its references are read from."""
 
     node: dict[str, Any]
     scope: Scope
-    pointer: str
+    path: Path
     depth: int
 
-    def at(self, *names: str | int) -> str:
-        pointer = self.pointer
+    def below(self, *names: str | int) -> Path:
+        path = self.path
         for name in names:
-            pointer = step(pointer, name)
-        return pointer
+            path = (path, name)
+        return path
+
+    def at(self, *names: str | int) -> str:
+        return written(self.below(*names))
 
 
 Handler = Callable[["Lowering", Place, dict[str, Any]], None]
-Groups = Sequence[tuple[frozenset[str], Handler]]
+Handlers = Mapping[str, tuple[int, Handler]]
+"""For each keyword, which handler rewrites it, and the handler's turn."""
 
 
 @dataclass
 class Lowering:
-    """``groups`` says which handler rewrites which keywords; a handler adds to ``out``, the lowered node."""
+    """A handler adds to ``out``, the lowered node."""
 
     dialect: Dialect
     effort: Effort
-    groups: Groups
+    handlers: Handlers
     how: dict[str, str] = field(default_factory=dict)
     judged: set[int] = field(default_factory=set)
     patterns: list[tuple[str, Pattern]] = field(default_factory=list)
     _made: list[Any] = field(default_factory=list)
     """Schemas made on the way, kept alive so that no id is given out twice."""
     _names: dict[int, str] = field(default_factory=dict)
-    _todo: list[tuple[str, Json, Scope, str]] = field(default_factory=list)
+    _todo: list[tuple[str, Json, Scope, Path]] = field(default_factory=list)
     _targets: list[tuple[Json, Scope]] = field(default_factory=list)
     _count: int = 0
 
@@ -93,8 +109,8 @@ class Lowering:
         mask = dict(root) if isinstance(root, dict) else {}
         defs: dict[str, Schema] = {}
         while self._todo:
-            name, node, inner, pointer = self._todo.pop()
-            defs[name] = self.schema(node, inner, pointer, 0)
+            name, node, inner, path = self._todo.pop()
+            defs[name] = self.schema(node, inner, path, 0)
         return Lowered(
             {**mask, "$defs": defs} if defs else mask,
             self.how,
@@ -103,25 +119,28 @@ class Lowering:
             tuple(self._targets),
         )
 
-    def schema(self, node: Json, scope: Scope, pointer: str, depth: int) -> Schema:
+    def schema(self, node: Json, scope: Scope, path: Path, depth: int) -> Schema:
         if isinstance(node, bool):
             return node
         if not isinstance(node, dict):
-            refuse("a schema must be an object or a boolean", pointer)
+            refuse("a schema must be an object or a boolean", written(path))
         node.pop("$schema", None)  # the dialect is known, and jsonschema would switch to its own validators here
         self._count += 1
         if depth > MAX_DEPTH or self._count > MAX_NODES:
-            refuse(f"more than {MAX_DEPTH} levels or {MAX_NODES} nodes", pointer, "limit")
-        place = Place(node, scope.enter(node), pointer, depth)
+            refuse(f"more than {MAX_DEPTH} levels or {MAX_NODES} nodes", written(path), "limit")
+        place = Place(node, scope.enter(node), path, depth)
         out: dict[str, Any] = {}
-        for keywords, handler in self.groups:
-            if not keywords.isdisjoint(node):
-                handler(self, place, out)
-                if keywords is REF and self.dialect.ref_stands_alone:
-                    break
+        for handler in self._handlers_of(node):
+            handler(self, place, out)
         if not self.effort.merge:
             self._separate(place, out)
         return False if out.pop(NEVER, False) else _ordered(node, out)
+
+    def _handlers_of(self, node: dict[str, Any]) -> list[Handler]:
+        if "$ref" in node and self.dialect.ref_stands_alone:
+            return [self.handlers["$ref"][1]]
+        known = self.handlers
+        return [handler for _, handler in sorted({known[keyword] for keyword in node if keyword in known})]
 
     def _separate(self, place: Place, out: dict[str, Any]) -> None:
         """Leave the mask a node's own keywords or the first thing that combines others, and judge the rest."""
@@ -146,7 +165,7 @@ class Lowering:
 
     def sub(self, place: Place, value: Json, *names: str | int) -> Schema:
         """Lower the subschema ``value`` found at ``names`` below ``place``."""
-        return self.schema(value, place.scope, place.at(*names), place.depth + 1)
+        return self.schema(value, place.scope, place.below(*names), place.depth + 1)
 
     def made(self, place: Place, schema: Schema, *names: str | int) -> Schema:
         """Lower a schema that was made on the way: what is to be judged in it is judged with ``place``."""
@@ -158,17 +177,18 @@ class Lowering:
         return lowered
 
     def note(self, keyword: str, how: str) -> None:
-        self.how[keyword] = max(self.how.get(keyword, "annotation"), how, key=HOW.index)
+        if how != self.how.get(keyword):
+            self.how[keyword] = max(self.how.get(keyword, "annotation"), how, key=HOW.index)
 
     def judge(self, place: Place, keyword: str) -> None:
         self.note(keyword, "rollback")
         self.judged.add(id(place.node))
 
-    def define(self, node: Json, scope: Scope, pointer: str) -> str:
+    def define(self, node: Json, scope: Scope, path: Path) -> str:
         """The reference under which a referenced node is (or will be) found in the mask."""
         if id(node) not in self._names:
             self._names[id(node)] = str(len(self._names))
-            self._todo.append((self._names[id(node)], node, scope, pointer))
+            self._todo.append((self._names[id(node)], node, scope, path))
             self._targets.append((node, scope))
         return f"#/$defs/{self._names[id(node)]}"
 
@@ -176,6 +196,8 @@ class Lowering:
 def _ordered(node: dict[str, Any], out: dict[str, Any]) -> dict[str, Any]:
     """The mask engine lets properties appear in the order in which it meets them: keep that of the source, but let
     branches and conditions, which mostly repeat some of a node's properties, come last."""
+    if len(out) < 2 and LAST not in out:
+        return out
     last = out.pop(LAST, [])
     first = {keyword: out[keyword] for keyword in node if keyword in out and keyword not in ("anyOf", "oneOf")}
     ordered = first | out
@@ -185,7 +207,6 @@ def _ordered(node: dict[str, Any], out: dict[str, Any]) -> dict[str, Any]:
 
 
 COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
-REF = frozenset({"$ref"})
 NEVER, LAST = "never", "last"
 """Marks in a node that is being lowered: nothing can satisfy it; what is to come last in its allOf."""
 

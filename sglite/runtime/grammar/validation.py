@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from decimal import Decimal
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import jsonschema
@@ -30,7 +30,12 @@ class Validation:
     """Checks values against a schema, which must not name its dialect itself, or any of its nodes."""
 
     def __init__(self, schema: Json, dialect: Dialect) -> None:
-        self._validator = _class_for(dialect.year)(schema, registry=REGISTRY)
+        self._schema = schema
+        self._dialect = dialect
+
+    @cached_property
+    def _validator(self) -> Any:
+        return _class_for(self._dialect.year)(self._schema, registry=REGISTRY)
 
     def error(self, value: Json) -> ValidationError | None:
         """The first thing that is wrong with a whole value. Raises GrammarError (limit)."""
