@@ -7,6 +7,8 @@ from itertools import accumulate
 import torch
 
 from gpu.common import LIMITS, Context, Item, Record, compared, poisoned
+from sglite.kernels import triton_lora
+from sglite.kernels.ops import Adapters
 from sglite.kernels.triton_ops import TritonOps
 
 FORMATS = {"dense": 1e-2, "int8": 2e-2, "int4": 1.3e-1, "fp8": 4e-2}
@@ -28,8 +30,6 @@ def items(context: Context) -> list[Item]:
 
 
 def _lora(context: Context) -> Record:
-    from sglite.kernels import triton_lora
-
     lengths, adapters = (5, 1, 1, 3, 9), (0, 2, -1, 1, 0)
     n, k, rank = (32, 64, 16) if context.tiny else (6144, 4096, 16)
     a, b = context.randn(3, rank, k, scale=k**-0.5), context.randn(3, n, rank, scale=rank**-0.5)
@@ -41,7 +41,7 @@ def _lora(context: Context) -> Record:
             delta = x[start:stop].double() @ a[adapter].double().T @ b[adapter].double().T
             exact[start:stop] += delta
     with poisoned():
-        triton_lora.add(y, x, triton_lora.Adapters(a, b), triton_lora.plan(indptr, adapters, context.device))
+        triton_lora.add(y, x, Adapters(a, b), triton_lora.plan(indptr, adapters, context.device))
     return compared(y, exact, LIMITS[context.half])
 
 

@@ -90,6 +90,18 @@ class Linear(Protocol):
     in_features: int
 
 
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Low-rank additions to one product [N, K]: ``a`` [n, R, K] and ``b`` [n, N, R] in the activation dtype.
+
+    A scale is multiplied into ``b``. Adapters of smaller rank are padded with zeros; a product of stacked weights takes
+    stacked ranks and a ``b`` that is zero off the diagonal.
+    """
+
+    a: Tensor
+    b: Tensor
+
+
 Table = Tensor | Linear
 """An embedding that ``Ops.table`` made."""
 
@@ -182,4 +194,17 @@ class Capturing(Protocol):
 
     def prefix_tokens(self, spec: AttentionSpec) -> int:
         """``tile_tokens`` for ``kernels.cascade``: what attention asks of a batch that names shared prefixes."""
+        ...
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """An Ops that adds low-rank adapters to its products, each row of a batch its own."""
+
+    def plan_adapters(self, batch: ForwardBatch, adapters: Sequence[int]) -> Any:
+        """What is the same for all layers. ``adapters`` [B]: which one a row wants, -1 for none."""
+        ...
+
+    def add_adapters(self, y: Tensor, x: Tensor, adapters: Adapters, plan: Any) -> None:
+        """y [T, N] += x Aᵀ Bᵀ in place, with each token's own A and B; x [T, K]. Others' tokens are not touched."""
         ...

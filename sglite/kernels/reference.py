@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sglite.kernels.decoder import DecoderWeights
-from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear, Table
+from sglite.kernels.ops import Adapters, AttentionSpec, ForwardBatch, KVPool, KVShape, Linear, Table
 from sglite.kernels.weights import WeightSource, dense
 
 
@@ -155,6 +155,16 @@ class ReferenceOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)
         return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+
+    def plan_adapters(self, batch: ForwardBatch, adapters: Sequence[int]) -> list[tuple[int, slice]]:
+        """Each row's adapter and tokens, of the rows that have one."""
+        spans = zip(adapters, pairwise(batch.indptr_host), strict=True)
+        return [(which, slice(start, stop)) for which, (start, stop) in spans if which >= 0]
+
+    def add_adapters(self, y: Tensor, x: Tensor, adapters: Adapters, plan: list[tuple[int, slice]]) -> None:
+        for which, tokens in plan:
+            added = x[tokens].float() @ adapters.a[which].float().T @ adapters.b[which].float().T
+            y[tokens] = (y[tokens].float() + added).to(y.dtype)
 
     def fused_decoder(self, weights: DecoderWeights) -> Callable[[ForwardBatch, KVPool], Tensor] | None:
         return None

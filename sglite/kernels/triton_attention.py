@@ -155,35 +155,21 @@ def attend_kernel(
     q [T, H, D] with dense heads; keys, values [slots, G, D]; out [T, H, D]; partial fp32 [pieces, G, BLOCK_M, D] and
     lse fp32 [pieces, G, BLOCK_M]. ``order`` lists the tokens that ``start`` and ``stop`` count, where ORDERED.
     """
-    piece = tl.program_id(0) // G
     kv_head = tl.program_id(0) % G
+    piece = tl.program_id(0) // G
     unit = tl.load(piece_unit + piece)
     if unit >= 0:
-        low, high = tl.load(piece_low + piece), tl.load(piece_high + piece)
         RATIO: tl.constexpr = H // G
-        m = tl.arange(0, BLOCK_M)
-        d = tl.arange(0, BLOCK_D)
-        index = tl.load(start + unit) + m // RATIO
-        valid = index < tl.load(stop + unit)
-        token = tl.where(valid, index, 0)
-        if ORDERED:
-            token = tl.load(order + token, mask=valid, other=0)
-        position = tl.load(positions + token, mask=valid, other=0).to(tl.int32)
-        query = token.to(tl.int64) * q_stride + (kv_head * RATIO + m % RATIO) * D
+        m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        valid, token, position = _queries(start, stop, order, positions, unit, m // RATIO, ORDERED)
+        head = (kv_head * RATIO + m % RATIO) * D
         inside = valid[:, None] & (d < D)[None, :]
+        query = token.to(tl.int64) * q_stride + head
         tile = tl.load(q + query[:, None] + d[None, :], mask=inside, other=0.0)
 
-        earliest = tl.min(tl.where(valid, position, 0x7FFFFFFF))
-        latest = tl.max(position)
-        position = tl.where(valid, position, latest)
-        # keys [plain, bare) are seen by every query of the tile and need no mask
-        blocks = tl.maximum(tl.minimum(high, earliest + 1) - low, 0) // BLOCK_N
-        plain, bare = low, low + blocks * BLOCK_N
-        if WINDOW > 0:
-            plain = low + tl.cdiv(tl.maximum(latest - WINDOW + 1 - low, 0), BLOCK_N) * BLOCK_N
-            bare = tl.maximum(bare, plain)
-        k = keys + kv_head * D
-        v = values + kv_head * D
+        low, high = tl.load(piece_low + piece), tl.load(piece_high + piece)
+        plain, bare = _unmasked(position, low, high, WINDOW, BLOCK_N)
+        k, v = keys + kv_head * D, values + kv_head * D
         pages = table + tl.load(row + unit).to(tl.int64) * table_stride
         highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
         mass = tl.zeros([BLOCK_M], tl.float32)
@@ -201,43 +187,52 @@ def attend_kernel(
             acc, highest, mass, tile, position, k, v, pages, bare, high, high, scale, softcap,
             G * D, D, PAGE, WINDOW, SOFTCAP, True, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
-        acc = acc / tl.where(mass > 0, mass, 1.0)[:, None]
+        mass = tl.where(mass > 0, mass, 1.0)
+        acc = acc / mass[:, None]
         if PARTIAL or tl.load(count + unit) > 1:
             place = tl.program_id(0).to(tl.int64) * BLOCK_M + m
             tl.store(partial + place[:, None] * D + d[None, :], acc, mask=inside)
-            tl.store(lse + place, highest + tl.log2(tl.where(mass > 0, mass, 1.0)), mask=valid)
+            tl.store(lse + place, highest + tl.log2(mass), mask=valid)
         else:
-            result = token.to(tl.int64) * (H * D) + (kv_head * RATIO + m % RATIO) * D
+            result = token.to(tl.int64) * (H * D) + head
             tl.store(out + result[:, None] + d[None, :], acc.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
+def _queries(
+    start: tl.tensor, stop: tl.tensor, order: tl.tensor, positions: tl.tensor, unit: tl.tensor, place: tl.tensor,
+    ORDERED: tl.constexpr,
+):  # fmt: skip
+    """The tokens at these places of a unit: whether there is one, its index, its position (the last one's if not)."""
+    index = tl.load(start + unit) + place
+    valid = index < tl.load(stop + unit)
+    token = tl.where(valid, index, 0)
+    if ORDERED:
+        token = tl.load(order + token, mask=valid, other=0)
+    position = tl.load(positions + token, mask=valid, other=0).to(tl.int32)
+    return valid, token, tl.where(valid, position, tl.max(position))
+
+
+@triton.jit
+def _unmasked(position: tl.tensor, low: tl.tensor, high: tl.tensor, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The keys [plain, bare) of [low, high), in whole blocks, that every query of the tile sees."""
+    blocks = tl.maximum(tl.minimum(high, tl.min(position) + 1) - low, 0) // BLOCK_N
+    plain, bare = low, low + blocks * BLOCK_N
+    if WINDOW > 0:
+        plain = low + tl.cdiv(tl.maximum(tl.max(position) - WINDOW + 1 - low, 0), BLOCK_N) * BLOCK_N
+        bare = tl.maximum(bare, plain)
+    return plain, bare
+
+
+@triton.jit
 def _blocks(
-    acc: tl.tensor,
-    highest: tl.tensor,
-    mass: tl.tensor,
-    tile: tl.tensor,
-    position: tl.tensor,
-    k: tl.tensor,
-    v: tl.tensor,
-    pages: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    high: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
-    STRIDE: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    acc: tl.tensor, highest: tl.tensor, mass: tl.tensor, tile: tl.tensor, position: tl.tensor,
+    k: tl.tensor, v: tl.tensor, pages: tl.tensor, begin: tl.tensor, end: tl.tensor, high: tl.tensor,
+    scale: tl.tensor, softcap: tl.tensor,
+    STRIDE: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Online softmax over the keys [begin, end) in steps of BLOCK_N; only a MASKED step may reach beyond ``high``."""
-    d = tl.arange(0, BLOCK_D)
     for base in range(begin, end, BLOCK_N):
         key = base + tl.arange(0, BLOCK_N)
         if MASKED:
@@ -245,17 +240,9 @@ def _blocks(
         else:
             page = tl.load(pages + key // PAGE)
         slot = (page.to(tl.int64) * PAGE + key % PAGE) * STRIDE
-        if MASKED:
-            seen = key < high
-            keys = tl.load(k + slot[:, None] + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
-            values = tl.load(v + slot[:, None] + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
-        elif BLOCK_D != D:
-            keys = tl.load(k + slot[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
-            values = tl.load(v + slot[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
-        else:
-            keys = tl.load(k + slot[:, None] + d[None, :])
-            values = tl.load(v + slot[:, None] + d[None, :])
-        score = tl.dot(tile, tl.trans(keys.to(tile.dtype)), input_precision=PRECISION) * scale
+        keys = _rows_at(k, slot, key < high, MASKED, D, BLOCK_D).to(tile.dtype)
+        values = _rows_at(v, slot, key < high, MASKED, D, BLOCK_D).to(tile.dtype)
+        score = tl.dot(tile, tl.trans(keys), input_precision=PRECISION) * scale
         if SOFTCAP:
             score = (2 * tl.sigmoid(score * (2 / softcap)) - 1) * (softcap * 1.4426950408889634)
         if MASKED:
@@ -265,16 +252,31 @@ def _blocks(
                 shown = shown & (distance < WINDOW)
             score = tl.where(shown, score, float("-inf"))
         top = tl.maximum(highest, tl.max(score, axis=1))
+        base_line = top
         if MASKED:  # a query may see nothing yet
             base_line = tl.where(top == float("-inf"), 0.0, top)
-        else:
-            base_line = top
         weight = tl.exp2(score - base_line[:, None])
         keep = tl.exp2(highest - base_line)
         mass = mass * keep + tl.sum(weight, axis=1)
-        acc = tl.dot(weight.to(tile.dtype), values.to(tile.dtype), acc * keep[:, None], input_precision=PRECISION)
+        acc = tl.dot(weight.to(tile.dtype), values, acc * keep[:, None], input_precision=PRECISION)
         highest = top
     return acc, highest, mass
+
+
+@triton.jit
+def _rows_at(
+    base: tl.tensor, slot: tl.tensor, seen: tl.tensor, MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """Rows of D numbers at these slots, zeros to their right: [BLOCK_N, BLOCK_D]. MASKED: zeros unless ``seen``."""
+    d = tl.arange(0, BLOCK_D)
+    at = base + slot[:, None] + d[None, :]
+    if MASKED:
+        found = tl.load(at, mask=seen[:, None] & (d < D)[None, :], other=0.0)
+    elif BLOCK_D != D:
+        found = tl.load(at, mask=(d < D)[None, :], other=0.0)
+    else:
+        found = tl.load(at)
+    return found
 
 
 @triton.jit(do_not_specialize_on_alignment=[*_UNITS[:2], *_UNITS[6:], *_PREFIX])
@@ -319,21 +321,9 @@ def merge_kernel(
             number = tl.load(prefix_count + shared, mask=known, other=0)
             m = tl.load(prefix_place + index, mask=known, other=0) * RATIO + head % RATIO
             highest, mass, acc = _join(
-                highest,
-                mass,
-                acc,
-                prefix_partial,
-                prefix_lse,
-                begin,
-                number,
-                head // RATIO,
-                m,
-                G,
-                D,
-                PREFIX_M,
-                d,
-                PIECES,
-            )
+                highest, mass, acc, prefix_partial, prefix_lse, begin, number, head // RATIO, m,
+                G, D, PREFIX_M, d, PIECES,
+            )  # fmt: skip
         m = tl.program_id(1) * RATIO + head % RATIO
         begin = tl.load(first + unit)
         highest, mass, acc = _join(
@@ -346,21 +336,11 @@ def merge_kernel(
 
 @triton.jit
 def _join(
-    highest: tl.tensor,
-    mass: tl.tensor,
-    acc: tl.tensor,
-    partial: tl.tensor,
-    lse: tl.tensor,
-    begin: tl.tensor,
-    number: tl.tensor,
-    kv_head: tl.tensor,
-    m: tl.tensor,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    d: tl.tensor,
-    PIECES: tl.constexpr,
-):
+    highest: tl.tensor, mass: tl.tensor, acc: tl.tensor, partial: tl.tensor, lse: tl.tensor,
+    begin: tl.tensor, number: tl.tensor, kv_head: tl.tensor, m: tl.tensor,
+    G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, d: tl.tensor, PIECES: tl.constexpr,
+):  # fmt: skip
+    """The softmax so far, joined with ``number`` pieces of the query in row m of its tile."""
     for base in range(0, number, PIECES):
         piece = base + tl.arange(0, PIECES)
         inside = piece < number

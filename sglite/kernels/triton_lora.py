@@ -15,21 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sglite.kernels.ops import Adapters
+from sglite.kernels.triton_plan import to_device
+
 TOKENS = 16
 """Most tokens of a unit."""
 _PARTS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Adapters:
-    """``a`` [n, R, K] and ``b`` [n, N, R] in the activation type, their scale multiplied into ``b``.
-
-    Adapters of smaller rank are padded with zeros; a product of stacked weights takes stacked ranks and a ``b`` that is
-    zero off the diagonal.
-    """
-
-    a: Tensor
-    b: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +39,7 @@ def plan(indptr: Sequence[int], adapters: Sequence[int], device: torch.device) -
     row = np.repeat(np.arange(len(begin)), number)
     start = begin[row] + TOKENS * (np.arange(len(row)) - (np.cumsum(number) - number)[row])
     packed = np.stack([start, np.minimum(start + TOKENS, end[row]), np.array(adapters)[row]]).astype(np.int32)
-    sent = torch.from_numpy(packed).to(device)
-    return LoraUnits(sent[0], sent[1], sent[2])
+    return LoraUnits(*to_device(packed, device))
 
 
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["start", "stop", "adapter"])

@@ -19,8 +19,9 @@ from torch.nn import functional
 
 from sglite.errors import ConfigError
 from sglite.kernels import triton_elementwise as elementwise
+from sglite.kernels import triton_lora as lora
 from sglite.kernels.decoder import DecoderWeights
-from sglite.kernels.ops import AttentionSpec, ForwardBatch, KVPool, KVShape, Linear, Table
+from sglite.kernels.ops import Adapters, AttentionSpec, ForwardBatch, KVPool, KVShape, Linear, Table
 from sglite.kernels.reference import DenseLinear, PagedKV, allocate_paged_kv, attend_rows, stacked
 from sglite.kernels.triton_card import HEAD_DIM_LIMIT, Card, card_of
 from sglite.kernels.triton_decoder import TritonDecoder
@@ -111,6 +112,12 @@ class TritonOps:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.silu_mul(gate_up)
+
+    def plan_adapters(self, batch: ForwardBatch, adapters: Sequence[int]) -> lora.LoraUnits:
+        return lora.plan(batch.indptr_host, adapters, self.device)
+
+    def add_adapters(self, y: Tensor, x: Tensor, adapters: Adapters, plan: lora.LoraUnits) -> None:
+        lora.add(y, x, adapters, plan)
 
     def fused_decoder(self, weights: DecoderWeights) -> Callable[[ForwardBatch, KVPool], Tensor] | None:
         """None where a layer's heads are larger than the attention kernels take."""

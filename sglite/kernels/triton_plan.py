@@ -138,10 +138,14 @@ def _tiles(batch: ForwardBatch, rows: npt.NDArray[np.intp], tokens: int) -> Unit
     high = lengths[rows][of] - end[of] + stop
     first = np.argsort(-high, kind="stable")
     packed = np.stack([column[first] for column in (start, stop, rows[of], high)]).astype(np.int32)
-    device = batch.indptr.device
+    begins, ends, row, highest = to_device(packed, batch.indptr.device)
+    return Units(begins, ends, row, None, highest, int((stop - start).max()))
+
+
+def to_device(packed: npt.NDArray[np.int32], device: torch.device) -> tuple[Tensor, ...]:
+    """The rows of an array there, in one copy that nobody waits for."""
     sent = torch.from_numpy(packed)
-    sent = (sent.pin_memory() if device.type == "cuda" else sent).to(device, non_blocking=True)
-    return Units(sent[0], sent[1], sent[2], None, sent[3], int((stop - start).max()))
+    return (sent.pin_memory() if device.type == "cuda" else sent).to(device, non_blocking=True).unbind()
 
 
 def _split(units: Units, tile: Tile, spec: AttentionSpec, budget: int) -> Pieces:

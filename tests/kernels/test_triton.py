@@ -23,7 +23,7 @@ from sglite.kernels import get_ops
 from sglite.kernels import triton_elementwise as elementwise
 from sglite.kernels import triton_lora as lora
 from sglite.kernels.cascade import SharedPrefix, pack_shared, shared_views
-from sglite.kernels.ops import Ops
+from sglite.kernels.ops import Adapters, Ops
 from sglite.kernels.triton_card import A100, H200, MI300
 from sglite.kernels.triton_ops import TritonOps
 from sglite.runtime.gpu.buckets import Bucket
@@ -35,10 +35,17 @@ EVERYTHING = os.environ.get("SGLITE_KERNELS") == "all"
 
 # ------------------------------------------------------------------------------------------------------- interpreter
 
-FILES = "test_ops.py", "interpreted_kernels.py", "interpreted_sampling.py", "../runtime/test_models.py"
+FILES = (
+    "test_ops.py",
+    "test_adapters.py",
+    "interpreted_kernels.py",
+    "interpreted_sampling.py",
+    "../runtime/test_models.py",
+)
 WHOLE = (
     "(test_ops and triton and (not attention or triton-float32 or triton-float16))"  # attention knows no weights
-    " or (interpreted_kernels and float) or interpreted_sampling or (test_models and triton)"
+    " or (test_adapters and triton) or (interpreted_kernels and float) or interpreted_sampling"
+    " or (test_models and triton)"
 )
 QUICK = (
     "(test_ops and triton and ((triton-float and not attention and not 130)"
@@ -47,7 +54,7 @@ QUICK = (
     " or (triton-float32 and attention and (mixed or 80 or softcap or (window and 5)))"
     " or (triton-float16 and attention and decode)))"
     " or (interpreted_kernels and float32 and not 256 and not softcap)"
-    " or interpreted_sampling"
+    " or interpreted_sampling or (test_adapters and triton-float32)"
     " or (test_models and triton and qwen3 and not biases)"
 )
 
@@ -126,7 +133,7 @@ def adapters(ops: Ops) -> None:
         return torch.zeros(shape, dtype=ops.dtype)
 
     for rank in (8, 16, 64):
-        pair = lora.Adapters(zeros(2, rank, 4096), zeros(2, 4096, rank))
+        pair = Adapters(zeros(2, rank, 4096), zeros(2, 4096, rank))
         lora.add(zeros(40, 4096), zeros(40, 4096), pair, lora.plan([0, 1, 40], [0, 1], CPU))
 
 
