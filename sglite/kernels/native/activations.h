@@ -13,6 +13,13 @@
 
 namespace sglite {
 
+// What goes with a group's codes: their scale, the scaled sum of the codes, and where an integer sum starts that meets
+// codes of weights with 128 too much each.
+struct GroupFactors {
+  float scale, sum;
+  int32_t start;
+};
+
 enum class Coding { kBf16, kInt16, kInt16U, kInt8 };
 
 class Activations {
@@ -23,11 +30,11 @@ class Activations {
     columns_ = columns;
     const size_t padded = round_up(rows, kTileRows);
     data_.reserve(padded * columns * (coding == Coding::kInt8 ? 1 : 2));
-    const int groups = coding == Coding::kInt8 ? columns / kGroup : 1;
-    groups_ = groups;
-    scales_.reserve(padded * groups);
     if (coding == Coding::kInt8) {
-      sums_.reserve(padded * groups);
+      groups_ = columns / kGroup;
+      factors_.reserve(padded * groups_);
+    } else {
+      scales_.reserve(padded);
     }
   }
 
@@ -44,8 +51,7 @@ class Activations {
   Coding coding() const { return coding_; }
   int columns() const { return columns_; }
   float scale(int row) const { return scales_.get()[row]; }
-  const float* scales(int row) const { return scales_.get() + static_cast<size_t>(row) * groups_; }
-  const float* sums(int row) const { return sums_.get() + static_cast<size_t>(row) * groups_; }  // scale * sum of codes
+  const GroupFactors* factors(int row) const { return factors_.get() + static_cast<size_t>(row) * groups_; }
 
   // The tile rows of `row` in the tiled codings: row stride 64 bytes, next 32 bf16 or byte plane after 1024 bytes.
   const uint8_t* tile_row(int row) const { return data_.get() + tile_offset(row); }
@@ -93,17 +99,16 @@ class Activations {
 
   void encode_int8(int row, const float* x) {
     int8_t* to = reinterpret_cast<int8_t*>(data_.get()) + static_cast<size_t>(row) * columns_;
-    float* scale = scales_.get() + static_cast<size_t>(row) * groups_;
-    float* sum = sums_.get() + static_cast<size_t>(row) * groups_;
+    GroupFactors* factors = factors_.get() + static_cast<size_t>(row) * groups_;
     for (int g = 0; g < groups_; ++g, x += kGroup, to += kGroup) {
-      const float peak = largest(x, kGroup);
+      const float peak = largest(x, kGroup), scale = peak / 127.0f;
       const __m512 inverse = _mm512_set1_ps(peak > 0 ? 127.0f / peak : 0.0f);
       const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), inverse));
       const __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + kLanes), inverse));
       _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8(first));
       _mm_storeu_si128((__m128i*)(to + kLanes), _mm512_cvtepi32_epi8(second));
-      scale[g] = peak / 127.0f;
-      sum[g] = scale[g] * static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(first, second)));
+      const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+      factors[g] = {scale, scale * static_cast<float>(sum), -128 * sum};
     }
   }
 
@@ -120,9 +125,10 @@ class Activations {
   }
 
   Coding coding_ = Coding::kBf16;
-  int columns_ = 0, groups_ = 1;
+  int columns_ = 0, groups_ = 0;
   Buffer<uint8_t> data_;
-  Buffer<float> scales_, sums_;
+  Buffer<float> scales_;
+  Buffer<GroupFactors> factors_;
 };
 
 }  // namespace sglite

@@ -99,13 +99,13 @@ class ChunkWorker {
     if (amx_) {
       scores_by_tiles(queries, chunk, count, next != nullptr);
     } else {
-      for (int i = 0; i < queries.count; i += 4) scores_by_vectors(queries, chunk, count, i);
+      scores_by_vectors(queries, chunk, count);
     }
     weigh(queries, chunk, count);
     if (amx_) {
       values_by_tiles(chunk, count, next);
     } else {
-      for (int i = 0; i < queries.count; i += 8) values_by_vectors(chunk, count, i);
+      values_by_vectors(queries, chunk, count);
     }
     merge(peak_, sum_, out_, queries.count, state);
   }
@@ -158,43 +158,81 @@ class ChunkWorker {
     for (int pair = 0; pair < kBlocks / 2; ++pair) chunk.values[pair] = values + pair * 2 * block_size;
   }
 
-  void scores_by_vectors(const Queries& queries, const Chunk& chunk, int count, int i) {
-    const bf16* q = queries.q + i * dim_;
-    for (int block = 0; block < count; ++block) {
-      const bf16* keys = chunk.keys[block];
-      __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-      for (int d = 0; d < dim_; d += 2, keys += 2 * kLanes) {
-        const __m512i k = _mm512_loadu_si512(keys);
+  // Without tiles: N queries from `i` on meet M blocks (or M parts of the values) at a time; N * M sums keep the
+  // multipliers busy while each waits for its last step.
+  void scores_by_vectors(const Queries& queries, const Chunk& chunk, int count) {
+    if (queries.count <= 4) return scores_of<4, 4>(queries, chunk, count, 0);
+    for (int i = 0; i < queries.count; i += 8) scores_of<8, 2>(queries, chunk, count, i);
+  }
+
+  template <int N, int M>
+  void scores_of(const Queries& queries, const Chunk& chunk, int count, int i) {
+    const int dim = dim_;
+    const bf16* q = queries.q + i * dim;
+    for (int block = 0; block < count; block += M) {  // kBlocks is a multiple of M: there is room for all
+      const bf16* keys[M];
+      __m512 sum[M][N];
+      for (int m = 0; m < M; ++m) {
+        keys[m] = chunk.keys[std::min(block + m, count - 1)];
+        for (int n = 0; n < N; ++n) sum[m][n] = _mm512_setzero_ps();
+      }
+      for (int d = 0; d < dim; d += 2) {
+        __m512i k[M];
 #pragma GCC unroll 4
-        for (int n = 0; n < 4; ++n) {
-          int pair;
-          std::memcpy(&pair, q + n * dim_ + d, 4);
-          sum[n] = dot_bf16(sum[n], k, _mm512_set1_epi32(pair));
+        for (int m = 0; m < M; ++m) k[m] = _mm512_loadu_si512(keys[m] + d * kLanes);
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+          const __m512i both = _mm512_set1_epi32(pair_at(q + n * dim + d));
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m) sum[m][n] = dot_bf16(sum[m][n], k[m], both);
         }
       }
-      for (int n = 0; n < 4; ++n) _mm512_store_ps(scores_[block][i + n], sum[n]);
+      for (int m = 0; m < M; ++m) {
+        for (int n = 0; n < N; ++n) _mm512_store_ps(scores_[block + m][i + n], sum[m][n]);
+      }
     }
   }
 
-  void values_by_vectors(const Chunk& chunk, int count, int i) {
-    for (int d = 0; d < dim_; d += kLanes) {
-      __m512 sum[8];
-      for (auto& s : sum) s = _mm512_setzero_ps();
+  void values_by_vectors(const Queries& queries, const Chunk& chunk, int count) {
+    if (queries.count <= 4) return values_of<4, 4>(chunk, count, 0);
+    for (int i = 0; i < queries.count; i += 8) values_of<8, 2>(chunk, count, i);
+  }
+
+  template <int N, int M>
+  void values_of(const Chunk& chunk, int count, int i) {
+    const int dim = dim_, parts = dim / kLanes;
+    for (int part = 0; part < parts; part += M) {
+      int column[M];
+      __m512 sum[M][N];
+      for (int m = 0; m < M; ++m) {
+        column[m] = std::min(part + m, parts - 1) * 2 * kLanes;
+        for (int n = 0; n < N; ++n) sum[m][n] = _mm512_setzero_ps();
+      }
       for (int block = 0; block < count; ++block) {
         const bf16* weights = weights_[block / 2][i] + block % 2 * kLanes;
-        const bf16 *values = chunk.values[block / 2] + block % 2 * kLanes * dim_;
-        for (int pair = 0; pair < kLanes / 2; ++pair) {
-          const __m512i v = _mm512_loadu_si512(values + (pair * dim_ + d) * 2);
+        const bf16* values = chunk.values[block / 2] + block % 2 * kLanes * dim;
+        for (int pair = 0; pair < kLanes / 2; ++pair, weights += 2, values += 2 * dim) {
+          __m512i v[M];
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m) v[m] = _mm512_loadu_si512(values + column[m]);
 #pragma GCC unroll 8
-          for (int n = 0; n < 8; ++n) {
-            int both;
-            std::memcpy(&both, weights + n * 2 * kLanes + pair * 2, 4);
-            sum[n] = dot_bf16(sum[n], v, _mm512_set1_epi32(both));
+          for (int n = 0; n < N; ++n) {
+            const __m512i both = _mm512_set1_epi32(pair_at(weights + n * 2 * kLanes));
+#pragma GCC unroll 4
+            for (int m = 0; m < M; ++m) sum[m][n] = dot_bf16(sum[m][n], v[m], both);
           }
         }
       }
-      for (int n = 0; n < 8; ++n) _mm512_store_ps(out_[d / kLanes][i + n], sum[n]);
+      for (int m = 0; m < M && part + m < parts; ++m) {
+        for (int n = 0; n < N; ++n) _mm512_store_ps(out_[part + m][i + n], sum[m][n]);
+      }
     }
+  }
+
+  static int pair_at(const bf16* from) {
+    int pair;
+    std::memcpy(&pair, from, sizeof(pair));
+    return pair;
   }
 
   void scores_by_tiles(const Queries& queries, const Chunk& chunk, int count, bool fresh) {

@@ -1,36 +1,14 @@
-// Products y = x W^T. A weight lies in panels of 16 rows; the unit of work is two panels times up to 32 rows of x.
-//
-// Formats, with n counting the 16 rows of a panel:
-//   kDense  bf16 [panel][k / 2][n][2]
-//   kInt8   int8 [panel][k / 4][n][4], one scale per row of W; `sums` holds each row's sum of codes
-//   kInt4   nibbles [panel][k / 32][i < 4][n][4]: low ones are k = 4 i + j, high ones 4 (i + 4) + j of the group;
-//           fp16 scale and minimum [panel][k / 32][n]: w = scale * code + minimum, GGUF's Q4_1 as it is
+// Products y = x W^T. The unit of work is two panels of the weight times up to 32 rows of x.
 //
 // With AMX, int8 weights meet 16-bit activations as two exact integer products; without it they meet 8-bit
-// activations in groups of 32, whose integer sums are scaled and added in the order of the groups. Either way a row's
-// result is the same bits whatever rows and however many are computed with it.
+// activations in groups of 32 (grouped.h). Either way a row's result is the same bits whatever rows and however many
+// are computed with it.
 #pragma once
 
-#include "activations.h"
+#include "grouped.h"
 #include "tiles.h"
 
 namespace sglite {
-
-enum Format : int32_t { kDense = 0, kInt8 = 1, kInt4 = 2 };
-
-struct Matrix {
-  int32_t format, rows, columns, padded_columns;
-  const uint8_t* codes;
-  const void* scale;
-  const uint16_t* minimum;
-  const int32_t* sums;
-  const float* bias;
-
-  int panels() const { return ceil_div(rows, kLanes); }
-
-  // Only for the formats that tiles read in place.
-  size_t panel_bytes() const { return static_cast<size_t>(padded_columns) * kLanes * (format == kDense ? 2 : 1); }
-};
 
 constexpr int kBlockRows = 256;  // rows that go through a layer's products together, so that they stay in the L2 cache
 constexpr int kUnitRows = 32;
@@ -126,78 +104,7 @@ void exact_rows(const Matrix& w, const Activations& x, int row, int a, int b, fl
   }
 }
 
-// --------------------------------------------------------------------------- integer weights, 8-bit activations by group
-
-inline __m512 half_floats(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-
-// One group of 32 columns of a panel as unsigned codes, eight vectors of 4 columns each.
-template <Format F>
-struct GroupCodes {
-  __m512i code[8];
-  __m512 scale, minimum;  // w = scale * code + minimum
-
-  void load(const Matrix& w, int panel, int group, int groups) {
-    const size_t at = static_cast<size_t>(panel) * groups + group;
-    if constexpr (F == kInt8) {
-      for (int i = 0; i < 8; ++i) {
-        const __m512i bytes = _mm512_loadu_si512(w.codes + at * 512 + i * 64);
-        code[i] = _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(0x80)));  // signed to unsigned: plus 128
-      }
-      scale = _mm512_loadu_ps(static_cast<const float*>(w.scale) + panel * kLanes);
-      minimum = _mm512_mul_ps(scale, _mm512_set1_ps(-128.0f));
-    } else {
-      const __m512i nibble = _mm512_set1_epi8(0x0F);
-      for (int i = 0; i < 4; ++i) {
-        const __m512i bytes = _mm512_loadu_si512(w.codes + at * 256 + i * 64);
-        code[i] = _mm512_and_si512(bytes, nibble);
-        code[i + 4] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
-      }
-      scale = half_floats(static_cast<const uint16_t*>(w.scale) + at * kLanes);
-      minimum = half_floats(w.minimum + at * kLanes);
-    }
-  }
-};
-
-template <Format F, int R>
-void group_rows(const Matrix& w, const Activations& x, int row, int panel, float (*y)[kLanes]) {
-  const int groups = w.padded_columns / kGroup;
-  const int8_t* codes = x.code_row(row);
-  const float *scales = x.scales(row), *sums = x.sums(row);
-  __m512 total[R];
-  for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
-  for (int g = 0; g < groups; ++g) {
-    GroupCodes<F> group;
-    group.load(w, panel, g, groups);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const int8_t* q = codes + static_cast<size_t>(r) * x.columns() + g * kGroup;
-      __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
-#pragma GCC unroll 4
-      for (int i = 0; i < 8; i += 2) {
-        int first, second;
-        std::memcpy(&first, q + i * 4, 4);
-        std::memcpy(&second, q + i * 4 + 4, 4);
-        even = _mm512_dpbusd_epi32(even, group.code[i], _mm512_set1_epi32(first));
-        odd = _mm512_dpbusd_epi32(odd, group.code[i + 1], _mm512_set1_epi32(second));
-      }
-      const __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
-      const __m512 scale = _mm512_mul_ps(group.scale, _mm512_set1_ps(scales[r * groups + g]));
-      total[r] = _mm512_fmadd_ps(dot, scale, total[r]);
-      total[r] = _mm512_fmadd_ps(group.minimum, _mm512_set1_ps(sums[r * groups + g]), total[r]);
-    }
-  }
-  for (int r = 0; r < R; ++r) _mm512_store_ps(y[r], total[r]);
-}
-
 // ----------------------------------------------------------------------------------------------------------- dispatch
-
-template <Format F>
-void group_unit(const Matrix& w, const Activations& x, int row, int rows, int panel, float (*y)[kLanes]) {
-  int done = 0;
-  for (; rows - done >= 8; done += 8) group_rows<F, 8>(w, x, row + done, panel, y + done);
-  for (; rows - done >= 4; done += 4) group_rows<F, 4>(w, x, row + done, panel, y + done);
-  for (; done < rows; ++done) group_rows<F, 1>(w, x, row + done, panel, y + done);
-}
 
 inline void dense_unit(const Matrix& w, const Activations& x, int row, int rows, int a, int b, Unit& unit) {
   int done = 0;
@@ -221,9 +128,8 @@ void product(const Matrix& w, const Activations& x, int row, int rows, int a, in
   if (x.coding() == Coding::kInt16U) exact_unit(w, x, row, rows, a, b, unit);
   if (x.coding() == Coding::kBf16) dense_unit(w, x, row, rows, a, b, unit);
   if (x.coding() == Coding::kInt8) {
-    const auto unit_of = w.format == kInt8 ? group_unit<kInt8> : group_unit<kInt4>;
-    unit_of(w, x, row, rows, a, unit.y[0]);
-    if (b != a) unit_of(w, x, row, rows, b, unit.y[1]);
+    const auto grouped = w.format == kInt8 ? grouped_unit<kInt8> : grouped_unit<kInt4>;
+    grouped(w, x, row, rows, a, b, unit.y[0], unit.y[1]);
   }
   for (int r = 0; r < rows; ++r) sink(row + r, a, b, _mm512_load_ps(unit.y[0][r]), _mm512_load_ps(unit.y[1][r]));
 }

@@ -1,4 +1,4 @@
-"""Weights into the panels that the compiled products read; the layouts are described in linear.h."""
+"""Weights into the panels that the compiled products read; the layouts are described in matrix.h."""
 
 from __future__ import annotations
 
