@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sglite.protocol import Chunk
+from sglite.runtime.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from sglite.runtime.tracks import Job
@@ -25,7 +26,7 @@ class Stream:
         self.loop = loop
         self.job: Job | None = None
         self._outbox = outbox
-        self._queue: asyncio.Queue[Item] = asyncio.Queue()
+        self._items: Mailbox[Item] = Mailbox()
 
     def chunk(self, chunk: Chunk) -> None:
         self._outbox.add(self, chunk)
@@ -35,11 +36,11 @@ class Stream:
 
     def deliver(self, item: Item) -> None:
         """On the caller's loop."""
-        self._queue.put_nowait(item)
+        self._items.put(item)
 
     async def next(self) -> Chunk:
         """The next chunk; raises what the request failed with."""
-        item = await self._queue.get()
+        item = await self._items.take()
         if isinstance(item, Exception):
             raise item
         return item

@@ -19,7 +19,7 @@ from bench import children
 from scripted_worker import DEADLY
 
 from sglite.errors import InvalidRequestError, ModelLoadError, RequestError, SgliteError, UnavailableError
-from sglite.protocol import Chunk, Constraint, GenerateRequest, SamplingParams, Text, Tokens
+from sglite.protocol import Chunk, Constraint, Finish, GenerateRequest, SamplingParams, Text, Tokens, Usage
 from sglite.runtime.testing import scripted_engine
 from sglite.runtime.worker import process, wire
 from sglite.runtime.worker.config import WorkerConfig
@@ -269,6 +269,10 @@ def test_a_first_start_that_fails_is_not_repeated(seed: int, kind: type[SgliteEr
         msgpack.packb(["Step", {"chunks": [[1, {"index": "0"}]]}]),
         msgpack.packb({1: 2}),
         b"\x92\xa4Step" + b"\x91" * 100_000,
+        msgpack.packb(["Step", [[[1, 0, 2, [3]]], []]]),
+        msgpack.packb(["Step", [[[1, 0, "a", [True]]], []]]),
+        msgpack.packb(["Step", [["1234"], []]]),
+        msgpack.packb(["Step", [[[1, {"text": 2}]], []]]),
         b"\x80\x04\x95",  # how a pickle begins
     ],
 )
@@ -293,9 +297,10 @@ def test_a_length_beyond_the_bound_is_refused_before_anything_is_allocated() -> 
         wire.pack(wire.Answer(1, "x" * (wire.MAX_FRAME + 1)))
 
 
-def test_a_chunk_survives_the_wire() -> None:
-    chunk = Chunk("é", (1, 2), 3)
-    assert wire.unpack(wire.pack(wire.Step(((7, chunk),)))[4:]) == wire.Step(((7, chunk),))
+@pytest.mark.parametrize("more", [{}, {"uncovered": 1}, {"finish": Finish("stop", "x")}, {"usage": Usage(3, 2, 1)}])
+def test_a_chunk_survives_the_wire(more: Any) -> None:
+    step = wire.Step(((7, Chunk("é", (1, 2), 3, **more)), (8, Chunk(" b", (5,)))), ((9, {"code": "x"}),))
+    assert wire.unpack(wire.pack(step)[4:]) == step
 
 
 def test_the_parents_side_is_light() -> None:

@@ -17,6 +17,7 @@ from sglite.errors import UnsupportedError
 from sglite.protocol import GenerateRequest, LogprobParams, ModelInfo, Prompt, TokenLogprob, Usage, prompt_text
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
+from sglite.runtime.server.envelope import Envelope
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.messages import AssistantMessage, Messages
 from sglite.runtime.server.metrics import Metrics
@@ -24,7 +25,7 @@ from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, make_r
 from sglite.runtime.server.prompts import TemplateArguments, render, template_of
 from sglite.runtime.server.results import Sample, total_usage
 from sglite.runtime.server.shapes import chat_logprobs, openai_usage
-from sglite.runtime.server.streams import DONE, STREAMED, Answer, EventStream, event
+from sglite.runtime.server.streams import STREAMED, Answer, EventStream
 from sglite.runtime.server.toolformats import reasoning_for, tool_format
 from sglite.runtime.server.tools import ToolChoice, Tools, toolbox
 from sglite.runtime.server.turns import CallPiece, Piece, plain_turn, tool_turns
@@ -181,7 +182,8 @@ async def _counting_calls(turns: AsyncGenerator[Piece], metrics: Metrics) -> Asy
 async def chat_completions(body: ChatCompletion, context: Ctx) -> Response:
     """Answer a conversation."""
     if body.stream:
-        return EventStream(_events(await _call(body, context)), context.config.write_timeout)
+        streamed = _Streamed(await _call(body, context))
+        return EventStream(streamed.events(), context.config.write_timeout, streamed.usage)
     return Answer(answer(body, context))
 
 
@@ -250,21 +252,32 @@ async def answer(body: ChatCompletion, context: Context) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------- streamed
 
 
-async def _events(call: _Call) -> AsyncGenerator[bytes]:
+class _Streamed:
     """A role chunk per choice, deltas, a finish chunk per choice, and the usage if it was asked for."""
-    tail = {"usage": None} if call.body.include_usage else {}
-    head = call.head("chat.completion.chunk")
-    begun: set[int] = set()
-    usages: dict[int, Usage | None] = {}  # by choice: it may be told before the end, then up to there
-    async with aclosing(call.pieces()) as pieces:
-        async for piece in pieces:
-            usages[piece.index] = piece.usage or usages.get(piece.index)
-            for choice in _deltas(call, piece, first=piece.index not in begun):
-                yield event({**head, "choices": [choice], **tail})
-            begun.add(piece.index)
-    if call.body.include_usage:
-        yield event({**head, "choices": [], "usage": openai_usage([total_usage(usages.values())])})
-    yield DONE
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+        head = call.head("chat.completion.chunk")
+        self._envelope = Envelope(head, "delta", include_usage=call.body.include_usage)
+        self._begun: set[int] = set()
+        self._usages: dict[int, Usage | None] = {}
+        """By choice: it may be told before the end, then up to there."""
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        async with aclosing(self._call.pieces()) as pieces:
+            async for piece in pieces:
+                yield self._event(piece)
+
+    def usage(self) -> bytes:
+        return self._envelope.usage(openai_usage([total_usage(self._usages.values())]))
+
+    def _event(self, piece: Piece) -> bytes:
+        if piece.index in self._begun and piece.is_said:
+            return self._envelope.text(piece.index, piece.content)
+        first = piece.index not in self._begun
+        self._begun.add(piece.index)
+        self._usages[piece.index] = piece.usage or self._usages.get(piece.index)
+        return b"".join(map(self._envelope.choice, _deltas(self._call, piece, first=first)))
 
 
 def _deltas(call: _Call, piece: Piece, *, first: bool) -> list[dict[str, Any]]:

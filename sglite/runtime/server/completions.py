@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -16,11 +15,12 @@ from starlette.responses import Response
 from sglite.protocol import Chunk, GenerateRequest, LogprobParams, Prompt, TokenLogprob, Tokens, prompt_text
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
+from sglite.runtime.server.envelope import Envelope
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, finish_reason, make_request, sure_of
-from sglite.runtime.server.results import Result, Sample, collect, follow, results_for
+from sglite.runtime.server.results import Result, Sample, collect, results_for
 from sglite.runtime.server.shapes import completion_logprobs, openai_usage
-from sglite.runtime.server.streams import DONE, STREAMED, Answer, EventStream, event
+from sglite.runtime.server.streams import STREAMED, Answer, EventStream, closing, together
 
 DEFAULT_TOKENS = 16
 """OpenAI's default of max_tokens for this route."""
@@ -90,11 +90,8 @@ class _Call:
             **sure_of(self.body, sample.text, sample.logprobs),
         }
 
-    def delta(self, i: int, sample: Sample, chunk: Chunk, *, first: bool) -> dict[str, Any] | None:
-        """What a chunk adds to its choice; None where nothing is to be seen."""
-        text = self.echoed(i) + chunk.text if first else chunk.text
-        if not text and not chunk.logprobs and chunk.finish is None:
-            return None
+    def delta(self, i: int, sample: Sample, chunk: Chunk, text: str) -> dict[str, Any]:
+        """What a chunk adds to its choice."""
         return {
             "index": i * self.n + chunk.index,
             "text": text,
@@ -113,7 +110,7 @@ class _Call:
 async def completions(body: Completion, context: Ctx) -> Response:
     """Continue one or several prompts."""
     if body.stream:
-        return EventStream(_events(context, await _call(body, context)), context.config.write_timeout)
+        return _Streamed(context, await _call(body, context)).response()
     return Answer(answer(body, context))
 
 
@@ -129,16 +126,33 @@ async def answer(body: Completion, context: Context) -> dict[str, Any]:
     return {**call.head, "choices": choices, "usage": openai_usage([result.usage for result in results])}
 
 
-async def _events(context: Context, call: _Call) -> AsyncGenerator[bytes]:
-    tail = {"usage": None} if call.body.include_usage else {}
-    results = results_for(call.requests)
-    begun: set[tuple[int, int]] = set()
-    async with aclosing(follow(context.backend, call.requests, results)) as steps:
-        async for i, chunk in steps:
-            choice = call.delta(i, results[i].samples[chunk.index], chunk, first=(i, chunk.index) not in begun)
-            if choice is not None:
-                begun.add((i, chunk.index))
-                yield event({**call.head, "choices": [choice], **tail})
-    if call.body.include_usage:
-        yield event({**call.head, "choices": [], "usage": openai_usage([result.usage for result in results])})
-    yield DONE
+class _Streamed:
+    """The events of an answer: of all its requests, as they come."""
+
+    def __init__(self, context: Context, call: _Call) -> None:
+        self._call = call
+        self._context = context
+        self._results = results_for(call.requests)
+        self._envelope = Envelope(call.head, "text", include_usage=call.body.include_usage)
+
+    def response(self) -> Response:
+        events = together([self._events(i) for i in range(len(self._results))])
+        return EventStream(events, self._context.config.write_timeout, self._usage)
+
+    async def _events(self, i: int) -> AsyncGenerator[bytes]:
+        result, begun = self._results[i], set[int]()
+        async with closing(self._context.backend.generate(self._call.requests[i])) as chunks:
+            async for chunk in chunks:
+                result.add(chunk)
+                text = chunk.text if chunk.index in begun else self._call.echoed(i) + chunk.text
+                if text or chunk.logprobs or chunk.finish is not None:
+                    begun.add(chunk.index)
+                    yield self._event(i, chunk, text)
+
+    def _event(self, i: int, chunk: Chunk, text: str) -> bytes:
+        if not chunk.logprobs and chunk.finish is None:
+            return self._envelope.text(i * self._call.n + chunk.index, text)
+        return self._envelope.choice(self._call.delta(i, self._results[i].samples[chunk.index], chunk, text))
+
+    def _usage(self) -> bytes:
+        return self._envelope.usage(openai_usage([result.usage for result in self._results]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from functools import partial
 from typing import Any, cast
 
 from starlette.types import Scope
@@ -16,6 +17,7 @@ from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.context import Service
 from sglite.runtime.server.failures import Failure, describe, refuse
 from sglite.runtime.server.front import Early, Front
+from sglite.runtime.server.streams import WRITE_AT_ONCE
 
 _CROWDED = 1.0
 """Seconds that a connection beyond the limit gets to ask, and to hear that there is no room."""
@@ -98,6 +100,7 @@ class Connection(HttpToolsProtocol):
 
     def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if not cycle.disconnected:  # or its client has left already
+            cast(Scope, cycle.scope)["extensions"] = {WRITE_AT_ONCE: partial(_write_at_once, cycle)}
             super()._start_asgi_task(cycle, app)
 
     def _keep_alive(self) -> None:
@@ -141,3 +144,11 @@ class Connection(HttpToolsProtocol):
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self.transport.write(STATUS_LINE[failure.status] + head.encode() + b"\r\n" + body)
         self.transport.close()
+
+
+def _write_at_once(cycle: RequestResponseCycle, data: bytes) -> bool:
+    """What ``cycle.send`` does with a part of a body, where it would not wait."""
+    if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return True

@@ -32,7 +32,7 @@ from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.results import Result, Sample, collect, follow, results_for
 from sglite.runtime.server.shapes import NativeLogprobs
-from sglite.runtime.server.streams import DONE, STREAMED, Answer, EventStream, event
+from sglite.runtime.server.streams import STREAMED, Answer, EventStream, event
 
 T = TypeVar("T")
 router = APIRouter(route_class=StrictRoute, tags=["native"])
@@ -237,7 +237,6 @@ async def _events(context: Context, call: _Call) -> AsyncGenerator[bytes]:
             shown = call.shown(i, results[i], results[i].samples[chunk.index])
             offset = sum(s.n for s in call.samplings[:i])
             yield event({**shown, "index": offset + chunk.index} if call.listed else shown)
-    yield DONE
 
 
 def _prompts(body: Generate) -> tuple[Prompt, ...]:

@@ -7,7 +7,7 @@ gone the work is cancelled, which closes the backend's iterators, which aborts t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -38,6 +38,17 @@ def event(data: Any) -> bytes:
 def generate_all(backend: Backend, requests: Sequence[GenerateRequest]) -> AsyncGenerator[tuple[int, Chunk]]:
     """The chunks of all requests as they come, each with its request's position. The first failure ends them all."""
     return merged([backend.generate(request) for request in requests])
+
+
+def together(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
+    """The items of all sources as they come. A single one stays as it is: every token passes every layer."""
+    return sources[0] if len(sources) == 1 else _without_positions(merged(sources))
+
+
+async def _without_positions(numbered: AsyncGenerator[tuple[int, T]]) -> AsyncGenerator[T]:
+    async with aclosing(numbered) as entries:
+        async for _, item in entries:
+            yield item
 
 
 async def merged(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
@@ -101,17 +112,28 @@ class Answer(Response):
             raise
 
 
+WriteAtOnce = Callable[[bytes], bool]
+WRITE_AT_ONCE = "sglite.write_at_once"
+"""An extension of the ASGI scope by our own connections: write a part of a body that has begun, past all layers. False:
+it was not written, for the reader is slow or gone, and ``send`` has to."""
+
+
+def _never(data: bytes) -> bool:
+    return False
+
+
 class EventStream(Response):
     """Server-sent events that are still to be computed.
 
     The status is sent with the first event, so what is refused before it has a status of its own; what fails later
-    ends the stream with an error event and without ``[DONE]``.
+    ends the stream with an error event and without ``[DONE]``. ``last`` gives the events before that, if there are any.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes], write_timeout: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], write_timeout: float, last: Callable[[], bytes] = bytes) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
+        self._last = last
         self._write_timeout = write_timeout
         self._started = False
         self._writing: float | None = None
@@ -120,7 +142,8 @@ class EventStream(Response):
         self._since_turn = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        task = asyncio.create_task(self._send_events(send))
+        at_once: WriteAtOnce = scope.get("extensions", {}).get(WRITE_AT_ONCE, _never)
+        task = asyncio.create_task(self._send_events(send, at_once))
         watch = asyncio.create_task(self._watch(task))
         try:
             if await finished_before_disconnect(task, receive) and not self._too_slow:
@@ -146,13 +169,24 @@ class EventStream(Response):
         self._too_slow = True
         task.cancel()
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send, at_once: WriteAtOnce) -> None:
         async with aclosing(self._events) as events:
             async for data in events:
                 if not self._started:
-                    self._started = True
-                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                await self._write(send, data)
+                    await self._start(send)
+                if not at_once(data):
+                    await self._write(send, data)
+                self._since_turn += len(data)
+                if self._since_turn > _TURN_BYTES:  # what waits and fits the socket's buffer would never let go
+                    self._since_turn = 0
+                    await asyncio.sleep(0)
+        if not self._started:
+            await self._start(send)
+        await self._write(send, self._last() + DONE)
+
+    async def _start(self, send: Send) -> None:
+        self._started = True
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
     async def _fail(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
         failure = describe(error)
@@ -168,10 +202,6 @@ class EventStream(Response):
         self._writing = asyncio.get_running_loop().time()
         await send({"type": "http.response.body", "body": data, "more_body": True})
         self._writing = None
-        self._since_turn += len(data)
-        if self._since_turn > _TURN_BYTES:  # what waits in queues and fits the socket's buffer would never let go
-            self._since_turn = 0
-            await asyncio.sleep(0)
 
 
 _TURN_BYTES = 16_384

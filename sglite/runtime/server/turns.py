@@ -30,7 +30,7 @@ from sglite.protocol import (
     Usage,
 )
 from sglite.reasoning import ReasoningFormat, ReasoningSplitter
-from sglite.runtime.server.results import Sample, follow, results_for
+from sglite.runtime.server.results import Sample, results_for
 from sglite.runtime.server.streams import closing, merged
 from sglite.runtime.server.toolformats import ToolFormat
 from sglite.runtime.server.tools import Toolbox, takes_nothing
@@ -60,6 +60,11 @@ class Piece:
     finish: str | None = None
     usage: Usage | None = None
 
+    @property
+    def is_said(self) -> bool:
+        """Some content, and nothing else."""
+        return bool(self.content) and not (self.reasoning or self.call or self.logprobs or self.finish or self.usage)
+
 
 async def plain_turn(
     backend: Backend,
@@ -69,11 +74,12 @@ async def plain_turn(
 ) -> AsyncGenerator[Piece]:
     """The pieces of all samples of a request without tools. ``remember`` is told of each that has come to its end."""
     splitters = [_Splitter(reasoning) for _ in range(request.sampling.n)]
-    results = results_for([request])
-    async with aclosing(follow(backend, [request], results)) as steps:
-        async for _, chunk in steps:
+    (result,) = results_for([request])
+    async with closing(backend.generate(request)) as chunks:
+        async for chunk in chunks:
+            result.add(chunk)
             if chunk.finish is not None and remember is not None:
-                remember(results[0].samples[chunk.index])
+                remember(result.samples[chunk.index])
             thought, said = splitters[chunk.index].feed(chunk)
             finish = chunk.finish.reason if chunk.finish else None
             if thought or said or chunk.logprobs or finish:

@@ -8,7 +8,6 @@ decide what is text and what are special tokens. ``POST /v1/sglite/end_program``
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.openai_fields import check_bounds
-from sglite.runtime.server.streams import DONE, STREAMED, EventStream, event, generate_all
+from sglite.runtime.server.streams import STREAMED, EventStream, closing, event
 
 router = APIRouter(route_class=StrictRoute, tags=["sglite"])
 
@@ -61,8 +60,7 @@ async def info(context: Ctx) -> Any:
 async def _events(context: Context, request: GenerateRequest) -> AsyncGenerator[bytes]:
     async with (
         context.in_flight([request.id]),
-        aclosing(generate_all(context.backend, [request])) as chunks,
+        closing(context.backend.generate(request)) as chunks,
     ):
-        async for _, chunk in chunks:
+        async for chunk in chunks:
             yield event(encode(chunk))
-    yield DONE

@@ -15,6 +15,7 @@ from typing import Any
 from sglite.codec import decode, decode_error, encode
 from sglite.errors import OverloadedError, RequestError, SgliteError, UnavailableError
 from sglite.protocol import Chunk, GenerateRequest, ModelInfo
+from sglite.runtime.mailbox import Mailbox
 from sglite.runtime.pace import Pace
 from sglite.runtime.worker.config import WorkerConfig
 from sglite.runtime.worker.wire import (
@@ -36,8 +37,8 @@ Item = Chunk | Answer | SgliteError
 
 MAX_WAITING = 10_000
 """Chunks that may wait for one caller who does not take them; then the call ends with an error."""
-_DELIVERIES = 6
-"""Callers woken in one turn of the event loop: an answer that ends costs its caller a fraction of a millisecond."""
+_ENDS = 6
+"""Answers that end in one turn of the event loop: each costs its caller a fraction of a millisecond."""
 _GRACE = 5.0
 """Seconds that a worker gets to end by itself before it is killed."""
 
@@ -53,8 +54,8 @@ class WorkerProcess:
         self.stats: Mapping[str, Any] = {}
         self._config = config
         self._link = Link(self._received, self._lost)
-        self._calls: dict[int, asyncio.Queue[Item]] = {}
-        self._deliveries = Pace(_DELIVERIES)
+        self._calls: dict[int, Mailbox[Item]] = {}
+        self._ends = Pace(_ENDS)
         self._numbers = itertools.count()
         self._heard = time.monotonic()
 
@@ -83,7 +84,7 @@ class WorkerProcess:
 
     # ---- calls -------------------------------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest) -> tuple[int, asyncio.Queue[Item]]:
+    def submit(self, request: GenerateRequest) -> tuple[int, Mailbox[Item]]:
         """Raises UnavailableError, OverloadedError, or InvalidRequestError for what cannot be sent."""
         return self._open(lambda call: Submit(call, request))
 
@@ -100,7 +101,7 @@ class WorkerProcess:
         """The verb's result; raises what it raised there."""
         call, items = self._open(lambda call: Ask(call, verb, tuple(encode(value) for value in arguments)))
         try:
-            item = await items.get()
+            item = await items.take()
         finally:
             self.cancel(call)
         if isinstance(item, SgliteError):
@@ -108,14 +109,14 @@ class WorkerProcess:
         assert isinstance(item, Answer)
         return decode(VERBS[verb].result, item.value)
 
-    def _open(self, message: Any) -> tuple[int, asyncio.Queue[Item]]:
+    def _open(self, message: Any) -> tuple[int, Mailbox[Item]]:
         if self.ended.is_set():
             raise died(self.process.returncode)
         if self._link.waiting_bytes > self._config.max_pending_bytes:
             raise OverloadedError("the engine does not keep up with reading requests; try again later")
         call = next(self._numbers)
         self._link.send(message(call))
-        self._calls[call] = asyncio.Queue()
+        self._calls[call] = Mailbox()
         return call, self._calls[call]
 
     # ---- messages ----------------------------------------------------------------------------------------------
@@ -124,11 +125,14 @@ class WorkerProcess:
         match message:
             case Step(chunks, failures):
                 for call, chunk in chunks:
-                    self._deliveries.soon(partial(self._deliver, call, chunk))
+                    if chunk.finish is None and not self._ends.waiting:  # all in their order
+                        self._deliver(call, chunk)
+                    else:
+                        self._ends.soon(partial(self._deliver, call, chunk))
                 for call, error in failures:
-                    self._deliveries.soon(partial(self._end, call, decode_error(error)))
+                    self._ends.soon(partial(self._end, call, decode_error(error)))
             case Answer():  # an abort's answer follows what it aborted
-                self._deliveries.soon(partial(self._end, message.call, message))
+                self._ends.soon(partial(self._end, message.call, message))
             case Beat(silence, stats):
                 self._heard, self.stats = time.monotonic() - silence, stats
             case Ready(info):
@@ -144,11 +148,11 @@ class WorkerProcess:
         items = self._calls.get(call)
         if items is None:  # its caller left, and the news of it is under way
             return
-        if items.qsize() < MAX_WAITING:
-            items.put_nowait(item)
+        if len(items) < MAX_WAITING:
+            items.put(item)
         else:
             self.cancel(call)
-            items.put_nowait(RequestError("the answer was not read in time"))
+            items.put(RequestError("the answer was not read in time"))
 
     def _end(self, call: int, item: Item) -> None:
         self._deliver(call, item)
@@ -156,7 +160,7 @@ class WorkerProcess:
 
     def _lost(self, error: Exception | None) -> None:
         """Every call ends, once, in the same turn of the loop in which the end is known."""
-        self._deliveries.finish()
+        self._ends.finish()
         if self.error is None and isinstance(error, SgliteError):
             self.error = error
         self.ended.set()

@@ -83,7 +83,7 @@ class Supervisor:
         open_samples = 1 if request.candidates else request.sampling.n
         try:
             while open_samples:
-                item = await items.get()
+                item = await items.take()
                 if isinstance(item, SgliteError):
                     raise item
                 assert isinstance(item, Chunk)

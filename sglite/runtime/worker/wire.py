@@ -1,7 +1,8 @@
 """What crosses the socket pair: frames of msgpack, each a kind and a value that is checked against its type.
 
 A frame is four bytes of length (big endian), then ``[kind, value]``. Nothing is unpickled, an unknown kind or field
-is refused, and a length beyond the bound ends the connection before anything is allocated.
+is refused, and a length beyond the bound ends the connection before anything is allocated. A Step's chunks are rows:
+they come by the thousand a second, and most of them only add a few letters.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ VERBS: Mapping[str, Verb] = {
 def pack(message: Message) -> bytes:
     """A message as a frame. Raises InvalidRequestError for values that no frame can hold."""
     try:
-        body: bytes = msgpack.packb([type(message).__name__, encode(message)])
+        value = _rows(message) if isinstance(message, Step) else encode(message)
+        body: bytes = msgpack.packb([type(message).__name__, value])
     except (ValueError, OverflowError, TypeError, UnicodeEncodeError) as error:
         raise InvalidRequestError(f"a value of the request cannot be sent: {error}"[:200]) from None
     if len(body) > MAX_FRAME:
@@ -148,11 +150,42 @@ def unpack(body: bytes | bytearray | memoryview) -> Message:
     """The message in a frame's body. Raises FrameError."""
     try:
         kind, value = msgpack.unpackb(body, strict_map_key=True)
-        return cast(Message, decode(_KINDS[kind], value))
+        return _step(*value) if kind == Step.__name__ else cast(Message, decode(_KINDS[kind], value))
     except InvalidRequestError as error:
         raise FrameError(f"a message with a wrong field: {error}") from None
+    except FrameError:
+        raise
     except Exception as error:  # msgpack's own errors share no root
         raise FrameError(f"no message: {type(error).__name__}") from None
+
+
+def _rows(step: Step) -> list[Any]:
+    return [[_row(call, chunk) for call, chunk in step.chunks], encode(step.failures)]
+
+
+def _row(call: int, chunk: Chunk) -> tuple[Any, ...]:
+    if chunk.finish or chunk.usage or chunk.logprobs or chunk.uncovered or chunk.prompt_logprobs or chunk.scores:
+        return call, encode(chunk)
+    return call, chunk.index, chunk.text, chunk.ids
+
+
+def _step(rows: Any, failures: Any) -> Step:
+    return Step(tuple(map(_told, rows)), decode(_FAILURES, failures))
+
+
+def _told(row: list[Any]) -> tuple[int, Chunk]:
+    if len(row) == 2:
+        return decode(int, row[0]), decode(Chunk, row[1])
+    call, index, text, ids = row
+    if not (
+        type(call) is type(index) is int and type(text) is str and type(ids) is list and _INT.issuperset(map(type, ids))
+    ):
+        raise FrameError("a message with a wrong chunk")
+    return call, Chunk(text, tuple(ids), index)
+
+
+_INT = frozenset({int})
+_FAILURES: Any = tuple[tuple[int, Mapping[str, Any]], ...]
 
 
 class Frames:
