@@ -16,14 +16,15 @@ from starlette.responses import Response
 from sglite.errors import UnsupportedError
 from sglite.protocol import GenerateRequest, LogprobParams, ModelInfo, Prompt, TokenLogprob, Usage, prompt_text
 from sglite.runtime.server import fields as f
+from sglite.runtime.server.answers import Said
 from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.envelope import Envelope
 from sglite.runtime.server.jsonbody import StrictRoute
-from sglite.runtime.server.messages import AssistantMessage, Messages
+from sglite.runtime.server.messages import AssistantMessage, Messages, said_in
 from sglite.runtime.server.metrics import Metrics
 from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, make_request, sure_of
 from sglite.runtime.server.prompts import TemplateArguments, render, template_of
-from sglite.runtime.server.results import Sample, total_usage
+from sglite.runtime.server.results import total_usage
 from sglite.runtime.server.shapes import chat_logprobs, openai_usage
 from sglite.runtime.server.streams import STREAMED, Answer, EventStream
 from sglite.runtime.server.toolformats import reasoning_for, tool_format
@@ -127,20 +128,18 @@ class _Call:
 
     def _recalled(self, context: Context, prompt: Prompt) -> Prompt:
         """The prompt with the answers we gave before as the tokens they were made of."""
-        said = {m.content for m in self.body.messages if isinstance(m, AssistantMessage) and m.content}
+        said = [said_in(message) for message in self.body.messages if isinstance(message, AssistantMessage)]
         if not said:
             return prompt
         recalled = self._answers.recall(context.namespace(self.body.cache_salt), prompt, said)
         self._metrics.recalled.inc(recalled.exact)
         self._metrics.rewritten.inc(recalled.rewritten)
         if recalled.rewritten:
-            log.info("%s: %d earlier answers follow another text than they were given to", self.id, recalled.rewritten)
+            log.info("%s: %d earlier answers stand otherwise than they were given", self.id, recalled.rewritten)
         return recalled.prompt
 
-    def _remember(self, sample: Sample) -> None:
-        self._answers.remember(
-            self._request.namespace, self._request.prompt, sample.text, tuple(sample.ids), sample.uncovered
-        )
+    def _remember(self, said: Said, written: Prompt) -> None:
+        self._answers.remember(self._request.namespace, self._request.prompt, said, written)
 
     def _make_request(self, context: Context, prompt: Prompt) -> GenerateRequest:
         body = self.body
@@ -158,7 +157,9 @@ class _Call:
         if self._box is None:
             return plain_turn(self._backend, self._request, self._reasoning, self._remember)
         special = self._model.special_tokens
-        turns = tool_turns(self._backend, self._request, self._box, self._format, self._reasoning, special)
+        turns = tool_turns(
+            self._backend, self._request, self._box, self._format, self._reasoning, special, self._remember
+        )
         return _counting_calls(turns, self._metrics)
 
     def head(self, kind: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from sglite.runtime.server import fields as f
+from sglite.runtime.server.answers import Said
 
 MAX_MESSAGES = 4096
 
@@ -138,6 +139,11 @@ def _answers_calls(messages: list[Message]) -> list[Message]:
 Messages = Annotated[
     list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), AfterValidator(_answers_calls)
 ]
+
+
+def said_in(message: AssistantMessage) -> Said:
+    calls = ((call.function.name, json.dumps(call.function.arguments)) for call in message.tool_calls or ())
+    return Said(message.content or "", message.reasoning_content or "", tuple(calls))
 
 
 def for_template(message: Message) -> dict[str, Any]:

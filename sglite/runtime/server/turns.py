@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,8 @@ from sglite.protocol import (
     Usage,
 )
 from sglite.reasoning import ReasoningFormat, ReasoningSplitter
-from sglite.runtime.server.results import Sample, results_for
+from sglite.runtime.server.answers import Said
+from sglite.runtime.server.results import results_for
 from sglite.runtime.server.streams import closing, merged
 from sglite.runtime.server.toolformats import ToolFormat
 from sglite.runtime.server.tools import Toolbox, takes_nothing
@@ -66,22 +67,26 @@ class Piece:
         return bool(self.content) and not (self.reasoning or self.call or self.logprobs or self.finish or self.usage)
 
 
+Remember = Callable[[Said, Prompt], None]
+"""Told of each sample that has come to its end: what the client was told, and what the model and we wrote for it."""
+
+
 async def plain_turn(
-    backend: Backend,
-    request: GenerateRequest,
-    reasoning: ReasoningFormat | None,
-    remember: Callable[[Sample], None] | None = None,
+    backend: Backend, request: GenerateRequest, reasoning: ReasoningFormat | None, remember: Remember
 ) -> AsyncGenerator[Piece]:
-    """The pieces of all samples of a request without tools. ``remember`` is told of each that has come to its end."""
+    """The pieces of all samples of a request without tools."""
+    told = [_Told() for _ in range(request.sampling.n)]
     splitters = [_Splitter(reasoning) for _ in range(request.sampling.n)]
     (result,) = results_for([request])
     async with closing(backend.generate(request)) as chunks:
         async for chunk in chunks:
             result.add(chunk)
-            if chunk.finish is not None and remember is not None:
-                remember(result.samples[chunk.index])
             thought, said = splitters[chunk.index].feed(chunk)
+            told[chunk.index].add(thought, said)
             finish = chunk.finish.reason if chunk.finish else None
+            if finish:
+                sample = result.samples[chunk.index]
+                told[chunk.index].remember(remember, _segments(sample.text, sample.ids, sample.uncovered))
             if thought or said or chunk.logprobs or finish:
                 yield Piece(chunk.index, said, thought, None, chunk.logprobs, finish, chunk.usage)
 
@@ -92,16 +97,43 @@ async def tool_turns(
     box: Toolbox,
     format: ToolFormat,
     reasoning: ReasoningFormat | None,
-    special_tokens: Sequence[str] = (),
+    special_tokens: Sequence[str],
+    remember: Remember,
 ) -> AsyncGenerator[Piece]:
     """The pieces of all samples of a request with tools: as many turns side by side, each with a seed of its own."""
     turns = [
-        _ToolTurn(backend, _sample_of(request, i), box, format, reasoning, special_tokens).pieces()
+        _ToolTurn(backend, _sample_of(request, i), box, format, reasoning, special_tokens)
         for i in range(request.sampling.n)
     ]
-    async with aclosing(merged(turns)) as pieces:
+    told = [_Told() for _ in turns]
+    async with aclosing(merged([turn.pieces() for turn in turns])) as pieces:
         async for i, piece in pieces:
+            told[i].add(piece.reasoning, piece.content, piece.call)
+            if piece.finish is not None:
+                told[i].remember(remember, turns[i].written)
             yield replace(piece, index=i)
+
+
+class _Told:
+    """What the client was told of a sample so far."""
+
+    def __init__(self) -> None:
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._calls: list[tuple[str, list[str]]] = []
+
+    def add(self, reasoning: str, content: str, call: CallPiece | None = None) -> None:
+        self._reasoning.append(reasoning)
+        self._content.append(content)
+        if call is not None and call.name is not None:
+            self._calls.append((call.name, []))
+        if call is not None:
+            self._calls[call.index][1].append(call.arguments)
+
+    def remember(self, remember: Remember, written: Prompt) -> None:
+        with suppress(ValueError):  # arguments that were cut short: nobody can send them back
+            calls = tuple((name, json.dumps(json.loads("".join(parts)))) for name, parts in self._calls)
+            remember(Said("".join(self._content), "".join(self._reasoning), calls), written)
 
 
 def _sample_of(request: GenerateRequest, index: int) -> GenerateRequest:
@@ -154,6 +186,12 @@ class _ToolTurn:
         self._usage: Usage | None = None
         self._finish: Finish | None = None
         self._text = ""
+        self._end = len(self._prompt)
+
+    @property
+    def written(self) -> Prompt:
+        """What stands in the prompt for what the client was told."""
+        return self._prompt[len(self._request.prompt) : self._end]
 
     async def pieces(self) -> AsyncGenerator[Piece]:
         calls = 0
@@ -163,13 +201,15 @@ class _ToolTurn:
             async with aclosing(self._free(loud=True)) as pieces:
                 async for piece in pieces:
                     yield piece
+        self._end = len(self._prompt)
         while self._calling:
             begun = False
             async with aclosing(self._call(calls)) as pieces:
                 async for piece in pieces:
                     begun = True
                     yield piece
-            calls += begun
+            if begun:
+                calls, self._end = calls + 1, len(self._prompt)
             if not await self._goes_on(calls):
                 break
         yield Piece(finish=self._reason(calls), usage=self._usage)
