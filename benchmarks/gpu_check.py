@@ -182,15 +182,21 @@ def show(record: dict) -> None:
         parts.append(f"{record['us']:>12,.1f} us")
     if record.get("share") is not None:
         parts.append(f"{record['share']:>7.1%} of {record['of']}")
-        if "goal" in record:
-            parts.append(f"(goal {record['goal']:.0%}{'' if record['met'] else ', MISSED'})")
+    parts += [f"(goal {goal})" if record["met"] else f"(goal {goal}, MISSED)" for goal in _goals(record)]
     if "ok" in record:
         parts.append(mark)
-    known = {"name", "us", "share", "of", "goal", "met", "ok", "seconds", "error", "roof", "limit"}
+    known = {"name", "us", "share", "of", *GOALS, "met", "ok", "seconds", "error", "roof", "limit"}
     parts += [f"{key} {_short(value)}" for key, value in record.items() if key not in known and value is not None]
     if record.get("error"):
         parts.append("\n      " + record["error"])
     print(" ".join(parts), flush=True)
+
+
+GOALS = {"goal": "{:.0%}", "goal_us": "{:g} us", "goal_times": "{:g} times"}
+
+
+def _goals(record: dict) -> list[str]:
+    return [form.format(record[name]) for name, form in GOALS.items() if name in record and "met" in record]
 
 
 def _short(value) -> str:

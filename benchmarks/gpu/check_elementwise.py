@@ -6,6 +6,7 @@ import torch
 
 from gpu.batches import Shape, batch_of
 from gpu.common import LIMITS, Context, Item, Record, compared, poisoned
+from sglite.kernels import triton_elementwise as elementwise
 from sglite.kernels.ops import KVShape
 from sglite.kernels.triton_ops import TritonOps
 
@@ -32,6 +33,9 @@ def items(context: Context) -> list[Item]:
             name = " x ".join(map(str, shape))
             found.append((f"rope {name} {kind}", lambda o=ops, s=shape: _rope(context, o, s)))
             found.append((f"write_kv {name} {kind}", lambda o=ops, s=shape: _write(context, o, s)))
+            for normed in (False, True):
+                what = f"qkv_to_pages {name}{', normed' if normed else ''} {kind}"
+                found.append((what, lambda o=ops, s=shape, n=normed: _qkv(context, o, s, n)))
     return found
 
 
@@ -81,9 +85,13 @@ def _rope(context: Context, ops, shape) -> Record:
     both = torch.cat([q, k], 1).double()
     with poisoned():
         found = torch.cat(ops.rope(q, k, angles.cos(), angles.sin()), 1)
-    first, second = both.chunk(2, -1)
     cos, sin = angles.cos().double()[:, None], angles.sin().double()[:, None]
-    return compared(found, torch.cat([first * cos - second * sin, second * cos + first * sin], -1), LIMITS[ops.dtype])
+    return compared(found, _turned(both, cos, sin), LIMITS[ops.dtype])
+
+
+def _turned(x, cos, sin):
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def _write(context: Context, ops, shape) -> Record:
@@ -104,3 +112,36 @@ def _write(context: Context, ops, shape) -> Record:
             return {"ok": False, "error": f"WRONG: {int((half != exact).sum())} numbers of the pool"}
     untouched = all(bool((half == 7.0).all()) for half in kv.layer(0))
     return {"ok": untouched, **({} if untouched else {"error": "WRONG: another layer was written"})}
+
+
+def _qkv(context: Context, ops, shape, normed: bool) -> Record:
+    """Norm, RoPE and the write into pages in one launch; the first token is padding."""
+    tokens, heads, kv_heads, dim = shape
+    form = Shape(((3, tokens),), kv_heads=kv_heads, head_dim=dim)
+    batch, pages = batch_of(context, form)
+    batch.write_slots[0] = -1
+    keys, values = (context.randn(pages * form.page_size, kv_heads, dim, dtype=ops.dtype) for _ in range(2))
+    before = keys.clone(), values.clone()
+    qkv = context.randn(tokens, heads + 2 * kv_heads, dim, dtype=ops.dtype)
+    angles = torch.rand(3 + tokens, dim // 2, device=context.device) * 100
+    tables = angles.cos(), angles.sin()
+    norms = tuple(context.randn(dim, dtype=ops.dtype) for _ in range(2)) if normed else None
+    places = batch.positions, batch.write_slots
+    with poisoned():
+        q = elementwise.qkv_to_pages(qkv.flatten(1), heads, *places, tables, norms, EPS, keys, values)
+    exact_q, exact_k, new = (
+        qkv[:, :heads].double(),
+        qkv[:, heads : heads + kv_heads].double(),
+        qkv[:, heads + kv_heads :],
+    )
+    if norms is not None:
+        exact_q, exact_k = (_norm64(x, w) for x, w in zip((exact_q, exact_k), norms, strict=True))
+    at = [table[batch.positions].double()[:, None] for table in tables]
+    exact_keys, exact_values = before
+    exact_keys = exact_keys.double()
+    exact_keys[batch.write_slots[1:]] = _turned(exact_k, *at)[1:]
+    exact_values[batch.write_slots[1:]] = new[1:]
+    if not torch.equal(values, exact_values):
+        return {"ok": False, "error": f"WRONG: {int((values != exact_values).sum())} numbers of the values' pool"}
+    first = compared(q, _turned(exact_q, *at), LIMITS[ops.dtype])
+    return first if not first["ok"] else compared(keys, exact_keys, LIMITS[ops.dtype])

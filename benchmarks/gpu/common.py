@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,13 @@ class Context:
     def sync(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def turns(self, moved):
+        """How many inputs of ``moved`` bytes have to take turns so that none is still in the card's cache."""
+        if self.tiny:
+            return 1
+        cache = torch.cuda.get_device_properties(self.device).L2_cache_size
+        return -(-4 * cache // moved)
 
     def share_of_copy(self, moved, seconds):
         return moved / seconds / self.roof["copy"] if self.roof.get("copy") and not self.tiny else None
@@ -125,11 +133,24 @@ def _captured(context, work, rounds):
             for i in range(rounds):
                 work(i)
     except Exception:
+        traceback.print_exc()  # into the log: what follows includes the host's launches
         context.sync()
         return None
     graph.replay()
     context.sync()
     return graph.replay, rounds
+
+
+def launch_seconds(context: Context, work: Callable[[], object], rounds: int = 50) -> float:
+    """What one call costs the host: its launches, while the device is busy with something else."""
+    work()
+    context.sync()
+    began = time.perf_counter()
+    for _ in range(1 if context.tiny else rounds):
+        work()
+    seconds = time.perf_counter() - began
+    context.sync()
+    return seconds if context.tiny else seconds / rounds
 
 
 def timed(seconds, *, share=None, goal=None, of="", **more) -> Record:

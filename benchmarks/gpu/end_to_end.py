@@ -10,7 +10,6 @@ import asyncio
 import gc
 import random
 import time
-from contextlib import suppress
 
 import torch
 
@@ -95,7 +94,7 @@ class EndToEnd:
             began = time.perf_counter()
             (answer,) = self._answers([self._prompt(self._prefill)], 1)
             took.append(answer[0][0] - began)
-        flops = 2 * models.weight_bytes(self._model, 1) * self._prefill
+        flops = models.prompt_flops(self._model, self._prefill)
         share = self._context.share_of_matmul(flops, min(took))
         return {
             "ok": True,
@@ -112,10 +111,12 @@ class EndToEnd:
         return [(*shared, *tail) for tail in tails]
 
     def _time_fan(self) -> Record:
-        self._loop.run(self._engine.flush_cache())
-        began = time.perf_counter()
-        answers = self._answers(self._fan_prompts(), self._new)
-        seconds = time.perf_counter() - began
+        """Twice from an empty cache: the first time compiles and captures what only such steps need."""
+        for _ in range(1 if self._context.tiny else 2):
+            self._loop.run(self._engine.flush_cache())
+            began = time.perf_counter()
+            answers = self._answers(self._fan_prompts(), self._new)
+            seconds = time.perf_counter() - began
         self._ours["fan"] = seconds
         tokens = sum(len(chunk.ids) for answer in answers for _, chunk in answer)
         right = tokens == self._fan * self._new
@@ -137,8 +138,10 @@ class EndToEnd:
         self._engine.close()
         self._engine = None
         gc.collect()
-        with suppress(Exception):
+        left = 0
+        if not self._context.tiny:
             torch.cuda.empty_cache()
+            left = torch.cuda.memory_allocated(self._context.device)
         self._peer = models.peer(self._context, self._model)
         with torch.inference_mode():
             ids = torch.tensor([prompt], device=self._context.device)
@@ -146,6 +149,7 @@ class EndToEnd:
         theirs = scores[:-1].gather(1, ids[0, 1:, None])[:, 0].cpu()
         difference = (torch.tensor(mine) - theirs).abs()
         record = {"mean_apart": float(difference.mean()), "most_apart": float(difference.max())}
+        record["gib_left_by_sglite"] = left / 2**30
         spread = float(theirs.std())
         right = record["mean_apart"] < 0.1 * spread and len(mine) == len(theirs)
         return record | {"ok": right, **({} if right else {"error": "WRONG: logprobs differ from transformers'"})}
@@ -182,7 +186,8 @@ class EndToEnd:
                 torch.cuda.empty_cache()
         ours = self._ours.get("fan")
         ratio = seconds / ours if ours else None
-        return {"us": seconds * 1e6, "batch": size, "sglite_times_faster": ratio, "goal_times": 3.0}
+        told = {"us": seconds * 1e6, "batch": size, "sglite_times_faster": ratio}
+        return told if ratio is None else told | {"goal_times": 3.0, "met": ratio >= 3}
 
 
 def end_to_end(context: Context, model, batches: tuple[int, ...], prefill: int, fan: int) -> list[Item]:

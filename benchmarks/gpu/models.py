@@ -92,6 +92,13 @@ def weight_bytes(c: ModelConfig, itemsize: int) -> int:
     return itemsize * sum(sizes)
 
 
+def prompt_flops(c: ModelConfig, tokens: int) -> int:
+    """Of one prompt: the layers' products, attention, and the head for its last token."""
+    layers = sum(torch.Size(shape).numel() for name, shape in shapes(c).items() if ".layers." in name)
+    attention = 4 * c.layers * c.heads * c.head_dim * (tokens * (tokens + 1) // 2)
+    return 2 * layers * tokens + attention + 2 * c.vocab_size * c.hidden_size
+
+
 # -------------------------------------------------------------------------------------------------------------- sglite
 
 
