@@ -113,9 +113,9 @@ class CandidateTrack:
         found = min(self.sequence.cached, self._root_length)
         self._group.cached = found if self._group.cached is None else min(self._group.cached, found)
 
-    def publish(self, now: float) -> list[Chunk]:
+    def publish(self, now: float) -> Chunk | None:
         if not self._done or self._group.open_branches:
-            return []
+            return None
         queue, prefill, decode = self.clock.times(now)
         usage = Usage(
             prompt_tokens=len(self.job.prompt_ids),
@@ -124,7 +124,7 @@ class CandidateTrack:
             prefill_time=prefill,
             decode_time=decode,
         )
-        return [Chunk(finish=Finish("stop"), usage=usage, scores=self._group.scores())]
+        return Chunk(finish=Finish("stop"), usage=usage, scores=self._group.scores())
 
     def _path_at(self, position: int) -> Path:
         return tuple(self.sequence.tokens[self._root_length : position + 1])

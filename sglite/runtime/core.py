@@ -343,7 +343,8 @@ class EngineCore:
             if track.sequence not in self._tracks:
                 continue
             try:
-                for chunk in track.publish(now):
+                chunk = track.publish(now)
+                if chunk is not None:
                     track.job.sink.chunk(chunk)
                 if track.finished:
                     self._release(track)

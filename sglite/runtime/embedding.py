@@ -78,5 +78,5 @@ class EmbedTrack:
     def end_without_token(self) -> None:
         self._done = True
 
-    def publish(self, now: float) -> list[Chunk]:
-        return [Chunk(finish=Finish("stop"), usage=Usage(prompt_tokens=len(self.job.prompt_ids)))] if self._done else []
+    def publish(self, now: float) -> Chunk | None:
+        return Chunk(finish=Finish("stop"), usage=Usage(prompt_tokens=len(self.job.prompt_ids))) if self._done else None

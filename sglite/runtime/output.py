@@ -16,8 +16,12 @@ from sglite.runtime.stoppattern import StopPattern
 
 
 class Detokenizer(Protocol):
-    def push(self, ids: Sequence[int]) -> str:
-        """The complete characters that these ids add."""
+    def whole(self, token: int) -> str | None:
+        """The characters that this id adds, where they are known to be whole; None, and nothing done, else."""
+        ...
+
+    def push_one(self, token: int) -> str:
+        """The complete characters that this id adds."""
         ...
 
     def flush(self) -> str:
@@ -66,11 +70,20 @@ class OutputStream:
         self._open = _Unit([], [], 0)
         self._units: deque[_Unit] = deque()
 
+    def passed(self, token: int) -> str | None:
+        """Like ``push``, for a token of whole characters behind which nothing is held: its text, as in most steps.
+
+        None, and nothing done, where it is not known to be one.
+        """
+        text = self._detokenizer.whole(token) if self._stopless and not self._open.ids else None
+        if text is not None:
+            self._emitted += len(text)
+            self._covered = self._emitted
+        return text
+
     def push(self, token: int, logprob: TokenLogprob | None = None) -> Emission:
         """What became certain. ``stopped`` names the stop string found, if one was: push no more then."""
-        text = self._detokenizer.push((token,))
-        if self._stopless and not self._open.ids and not self._detokenizer.pending:
-            return self._pass_on(text, token, logprob)
+        text = self._detokenizer.push_one(token)
         checked = len(self._held)
         self._held += text
         self._add(token, logprob)
@@ -82,12 +95,6 @@ class OutputStream:
         if found is not None:
             return self._cut(*found)
         return self._emit(min(len(self._held) - self._may_begin_stop(), self._may_begin_match()))
-
-    def _pass_on(self, text: str, token: int, logprob: TokenLogprob | None) -> Emission:
-        """A token of whole characters behind which nothing is held: what the rest of this class comes to then."""
-        self._emitted += len(text)
-        self._covered = self._emitted
-        return Emission(text, (token,), () if logprob is None else (logprob,))
 
     def close(self) -> Emission:
         """Everything still held back: the sample ended for another reason than a stop string."""

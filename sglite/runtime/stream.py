@@ -54,7 +54,10 @@ class Outbox:
         self._items: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Item]]] = {}
 
     def add(self, stream: Stream, item: Item) -> None:
-        self._items.setdefault(stream.loop, []).append((stream, item))
+        batch = self._items.get(stream.loop)
+        if batch is None:
+            batch = self._items[stream.loop] = []
+        batch.append((stream, item))
 
     def flush(self) -> None:
         items, self._items = self._items, {}

@@ -46,6 +46,8 @@ class Tokenizer:
         self._encoder = encoder
         self._to_bytes = _byte_reader(encoder)
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
+        """Of tokens that are whole characters, with and without special ones left out."""
         self._specials = {i: t for i, t in encoder.get_added_tokens_decoder().items() if t.special}
         self._special_ids = {t.content: i for i, t in self._specials.items()}
         self._special_pattern = _pattern(self._specials.values())
@@ -137,7 +139,12 @@ class Tokenizer:
     def detokenizer(self, *, skip_special_tokens: bool = True, at_start: bool = False) -> Detokenizer:
         """For ids that come one by one; ``at_start`` says that no others came before them."""
         skipped = self._specials if skip_special_tokens else ()
-        return Detokenizer(self.token_bytes, skipped, drop_space=at_start and self._prefixing is not None)
+        return Detokenizer(
+            self.token_bytes,
+            skipped,
+            drop_space=at_start and self._prefixing is not None,
+            texts=self._texts[skip_special_tokens],
+        )
 
     def token_text(self, token: int) -> str:
         """The token alone, for people: parts of characters become replacement characters."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from sglite.errors import RequestError
 from sglite.protocol import Chunk, Finish, GenerateRequest, TokenLogprob, Usage
+from sglite.runtime.chunks import text_chunk
 from sglite.runtime.grammar.base import Grammar, Matcher
 from sglite.runtime.output import Emission, OutputStream
 from sglite.runtime.sampler import Choice, SampleRow
@@ -90,8 +91,8 @@ class Track(Protocol):
         """The sequence is computed to its end and ``sample_row`` said None."""
         ...
 
-    def publish(self, now: float) -> list[Chunk]:
-        """Chunks for what happened since the last call; the last one carries ``finish``."""
+    def publish(self, now: float) -> Chunk | None:
+        """What happened since the last call, if there is anything to tell; the last chunk carries ``finish``."""
         ...
 
 
@@ -184,16 +185,25 @@ class GenerateTrack:
     def end_without_token(self) -> None:
         self._finish = Finish("length")
 
-    def publish(self, now: float) -> list[Chunk]:
+    def publish(self, now: float) -> Chunk | None:
+        if not self._silent and self._finish is None and self.matcher is None and len(self._fresh) == 1:
+            token, logprob = self._fresh[0]
+            text = self._stream.passed(token) if logprob is None else None
+            if text:
+                self._fresh.clear()
+                return text_chunk(text, token, self.sequence.index)
+        return self._publish(now)
+
+    def _publish(self, now: float) -> Chunk | None:
         if self._fresh and not self.clock.first_token:
             self.clock.first_token = now
         emission = self._emit_fresh()
         finish = self._finish
         if finish is None and not (emission.text or emission.ids):
-            return []
+            return None
         usage = self._usage(now) if self._silent or finish else None
         self._silent = False
-        return [self._chunk(emission, finish, usage)]
+        return self._chunk(emission, finish, usage)
 
     @property
     def _budget(self) -> int:
@@ -239,13 +249,8 @@ class GenerateTrack:
 
     def _emit_fresh(self) -> Emission:
         """Text of the settled tokens; the rest may still be taken back."""
-        parts, settled = [], self._settled()
-        if len(settled) == 1 and self._finish is None:  # as in most steps
-            emission = self._stream.push(*settled[0])
-            if emission.stopped is not None:
-                self._finish = Finish("stop", matched=emission.stopped)
-            return emission
-        for token, logprob in settled:
+        parts: list[Emission] = []
+        for token, logprob in self._settled():
             parts.append(self._stream.push(token, logprob))
             if parts[-1].stopped is not None:
                 self._finish = Finish("stop", matched=parts[-1].stopped)

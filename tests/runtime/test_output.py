@@ -19,8 +19,12 @@ class Bytes:
         self._extra = [piece.encode() for piece in extra]
         self._rest = b""
 
-    def push(self, ids: Sequence[int]) -> str:
-        self._rest += b"".join(bytes([i]) if i < 256 else self._extra[i - 256] for i in ids)
+    def whole(self, token: int) -> str | None:
+        """Letters are known."""
+        return None if self._rest or not 97 <= token <= 122 else chr(token)
+
+    def push_one(self, token: int) -> str:
+        self._rest += bytes([token]) if token < 256 else self._extra[token - 256]
         for cut in range(len(self._rest), -1, -1):
             try:
                 text = self._rest[:cut].decode()
@@ -93,6 +97,26 @@ def test_stop_strings(pieces: list[str], stops: list[str], text: str, covered: i
     assert emissions[-1].stopped == stop
     assert len(ids_of(emissions)) == covered
     assert emissions[-1].uncovered == len(text) - len("".join(pieces[:covered]))
+
+
+@given(st.text(max_size=20))
+def test_what_is_passed_by_is_as_if_it_was_pushed(text: str) -> None:
+    ids = text.encode()
+    fast, slow = OutputStream(Bytes()), OutputStream(Bytes())
+    parts, emissions = list[Emission](), run(slow, ids)
+    for token in ids:
+        known = fast.passed(token)
+        parts.append(fast.push(token) if known is None else Emission(known, (token,)))
+    assert [*parts, fast.close()] == emissions
+
+
+def test_nothing_is_passed_by_where_something_may_be_held_back() -> None:
+    assert OutputStream(Bytes()).passed(ord("a")) == "a"
+    assert OutputStream(Bytes(), ["zzz"]).passed(ord("a")) is None
+    assert OutputStream(Bytes(), patterns=[StopPattern("z")]).passed(ord("a")) is None
+    begun = OutputStream(Bytes())
+    begun.push("é".encode()[0])
+    assert begun.passed(ord("a")) is None
 
 
 @pytest.mark.parametrize(

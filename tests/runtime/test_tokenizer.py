@@ -403,6 +403,32 @@ def test_skipped_tokens_do_not_split_a_character():
     assert byte_tokenizer().decode((first, 258, second), skip_special_tokens=False) == "\ufffd<|im_end|>\ufffd"
 
 
+@given(st.lists(st.lists(st.binary(max_size=4), min_size=1, max_size=12), min_size=1, max_size=4), st.booleans())
+def test_tokens_one_by_one_are_known_the_second_time_and_change_nothing(outputs: list[list[bytes]], drop: bool):
+    pieces = sorted({piece for output in outputs for piece in output})
+    texts: dict[int, str] = {}
+    for output in [*outputs, *outputs]:
+        ids = [pieces.index(piece) for piece in output]
+        told = Detokenizer(pieces.__getitem__, drop_space=drop, texts=texts)
+        plain = Detokenizer(pieces.__getitem__, drop_space=drop)
+        for token in ids:
+            known = told.whole(token)
+            expected = plain.push((token,))
+            assert known in (None, expected) and (known is None or not plain.pending)
+            assert known is not None or told.push_one(token) == expected
+        assert told.flush() == plain.flush()
+
+
+def test_most_tokens_are_whole_and_looked_at_once():
+    tokenizer = byte_tokenizer()
+    for skip in (True, False):
+        stream = tokenizer.detokenizer(skip_special_tokens=skip)
+        assert stream.whole(258) is None
+        special = stream.push_one(258)
+        assert special == ("" if skip else "<|im_end|>")
+        assert tokenizer.detokenizer(skip_special_tokens=skip).whole(258) == special
+
+
 def test_work_does_not_grow_with_the_text():
     seen: list[int] = []
 
