@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import uvloop
 from lib.client import Dialect
 from lib.contestants import Server, Worker
 from lib.report import machine
@@ -59,12 +60,12 @@ def main() -> None:
         server, url = started(options.in_process)
         stack.callback(server.close)
         cutter = prose().cutter("server")
-        both = partial(in_turn, engine, asyncio_client(url))
+        both = partial(in_turn, engine, cheap_client(url))
         both([batch(cutter, 4, 64)])  # warm
         figures = [
             first_token(both, [batch(cutter, 1, 4) for _ in range(tries)]),
             throughput(both, [batch(cutter, 32, 128) for _ in range(rounds)]),
-            *asyncio.run(under_load(url, server.pid, batch(cutter, 64, 32 if options.quick else 192))),
+            *uvloop.run(under_load(url, server.pid, batch(cutter, 64, 32 if options.quick else 192))),
         ]
     show(figures)
     if not options.quick:
@@ -173,9 +174,9 @@ def address(url: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def asyncio_client(url: str):
+def cheap_client(url: str):
     host, port = address(url)
-    runner = asyncio.Runner()
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
     async def all_of(load: Batch) -> Outcome:
         began = time.perf_counter()
@@ -190,18 +191,33 @@ async def ask(host: str, port: int, request: Request) -> tuple[int, str, float]:
     """Tokens, text (not looked at), and when the first came."""
     fields = {"prompt": request.ids, "max_tokens": request.max_tokens, "temperature": 0, "ignore_eos": True}
     body = json.dumps(fields | {"stream": True, "stream_options": {"include_usage": True}}).encode()
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(head("POST", "/v1/completions", len(body)) + body)
-    first, tail = 0.0, b""
-    while data := await reader.read(1 << 16):
-        if not first and b"data: {" in data:
-            first = time.perf_counter()
-        tail = (tail + data)[-2000:]
-        if b"[DONE]" in tail:
-            break
-    writer.close()
-    last = next(line for line in reversed(tail.split(b"\n")) if line.startswith(b"data: {"))
-    return json.loads(last[6:])["usage"]["completion_tokens"], "", first
+    loop = asyncio.get_running_loop()
+    transport, answer = await loop.create_connection(Answer, host, port)
+    transport.write(head("POST", "/v1/completions", len(body)) + body)
+    await answer.complete
+    transport.close()
+    last = next(line for line in reversed(answer.tail.split(b"\n")) if line.startswith(b"data: {"))
+    return json.loads(last[6:])["usage"]["completion_tokens"], "", answer.first
+
+
+class Answer(asyncio.Protocol):
+    """A stream of events as it comes: the time of the first, and the end of them all."""
+
+    def __init__(self) -> None:
+        self.complete = asyncio.get_running_loop().create_future()
+        self.first = 0.0
+        self.tail = b""
+
+    def data_received(self, data: bytes) -> None:
+        if not self.first and b"data: {" in data:
+            self.first = time.perf_counter()
+        self.tail = (self.tail + data)[-2000:]
+        if b"[DONE]" in self.tail:
+            self.complete.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.complete.done():
+            self.complete.set_exception(error or ConnectionError("the answer is not whole"))
 
 
 async def get(host: str, port: int, path: str) -> bytes:
