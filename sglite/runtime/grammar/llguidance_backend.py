@@ -269,21 +269,38 @@ def fill_rows(matchers: Sequence[tuple[int, LLGuidanceMatcher]], mask: MaskBatch
     Returns the rows that failed with their errors; what is in those rows means nothing.
     """
     assert mask.dtype == np.int32 and mask.ndim == 2 and mask.flags["C_CONTIGUOUS"]
-    work = [(matcher._ll, row) for row, matcher in matchers if matcher.first is None]
-    if work:
-        _executor().unsafe_compute_mask_ptr(work, mask.ctypes.data, mask.shape[1] * 4, mask.shape[0])
+    fresh = [(row, matcher) for row, matcher in matchers if matcher.first is None]
     for row, matcher in matchers:
         if matcher.first is not None:
             mask[row] = matcher.first
-        else:
+    if fresh:
+        work = [(matcher._ll, row) for row, matcher in fresh]
+        _executor().unsafe_compute_mask_ptr(work, mask.ctypes.data, mask.shape[1] * 4, mask.shape[0])
+        _mark_ends(fresh, mask)
+    return _failures(matchers, mask)
+
+
+def _mark_ends(matchers: Sequence[tuple[int, LLGuidanceMatcher]], mask: MaskBatch) -> None:
+    """As ``mark_end``, for all of them: nearly none may end."""
+    rows = np.array([row for row, _ in matchers])
+    for id in matchers[0][1]._vocabulary.eos_ids:
+        mask[rows, id // 32] &= ~_BITS[id % 32]
+    for row, matcher in matchers:
+        if matcher._ended or matcher.accepting:
             matcher.mark_end(mask[row])
-    words = np.count_nonzero(mask, axis=1).tolist()
+
+
+def _failures(matchers: Sequence[tuple[int, LLGuidanceMatcher]], mask: MaskBatch) -> dict[int, GrammarError]:
+    """Only what allows little is looked at closely: a matcher that fails allows no more than EOS."""
+    halves = np.array_split(mask, 2, axis=1)
+    plenty = np.logical_and(*(np.bitwise_or.reduce(half, axis=1) != 0 for half in halves)).tolist()
     failed = {}
     for row, matcher in matchers:
-        try:
-            matcher.check_row(mask[row], words[row])
-        except GrammarError as error:
-            failed[row] = error
+        if not plenty[row]:
+            try:
+                matcher.check_row(mask[row], int(np.count_nonzero(mask[row])))
+            except GrammarError as error:
+                failed[row] = error
     return failed
 
 
