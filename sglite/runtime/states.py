@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from sglite.runtime.plan import Row
@@ -34,4 +36,10 @@ class States:
     def last(self, tracks: Sequence[Track]) -> Tensor:
         """[T, E], each track's last; no copy where that is all there is, as in most steps."""
         where = [self._stops[track][1] - 1 for track in tracks]
-        return self._hidden if where == list(range(len(self._hidden))) else self._hidden[where]
+        return self._hidden if where == list(range(len(self._hidden))) else _rows(self._hidden, where)
+
+
+def _rows(hidden: Tensor, where: Sequence[int]) -> Tensor:
+    """These rows. As slices: a list of indices would be a copy to the device that waits for it."""
+    starts = [i for i, row in enumerate(where) if i == 0 or row != where[i - 1] + 1]
+    return torch.cat([hidden[where[a] : where[b - 1] + 1] for a, b in pairwise([*starts, len(where)])])

@@ -34,6 +34,7 @@ from sglite.runtime.model import Model
 from sglite.runtime.model.scripted import ScriptedModel
 from sglite.runtime.plan import Row
 from sglite.runtime.sampler import MIN_LOGPROB, BadLogitsError, Choice, SampleRow, sample
+from sglite.runtime.states import _rows
 from sglite.runtime.testing import answering, scripted_engine
 
 CPU = torch.device("cpu")
@@ -527,3 +528,9 @@ def test_the_largest_step_is_one_that_the_engine_may_take(context: int, prompts:
     pages = sum(-(-length // 16) for length in prompts)
     assert run_largest(model, Host(), sampling.choose, Largest(40, context, 5, 16)) == pages * 16 * 8
     assert seen == [tuple(prompts)]
+
+
+@given(st.permutations(range(6)), st.integers(1, 6))
+def test_rows_of_hidden_states_are_taken_as_slices(order: list[int], count: int) -> None:
+    hidden = torch.arange(12.0).view(6, 2)
+    assert torch.equal(_rows(hidden, order[:count]), hidden[order[:count]])
