@@ -119,7 +119,7 @@ class Intake:
         """The text of any ids of this model, special tokens included."""
         _inside("tokens", ids, self._limits.vocab_size)
         detokenizer = self._tokenizer.detokenizer(skip_special_tokens=False)
-        return detokenizer.push(ids) + detokenizer.flush()
+        return "".join(map(detokenizer.push_one, ids)) + detokenizer.flush()
 
     def _budget(self, sampling: SamplingParams, prompt_length: int) -> int:
         """New tokens that fit: the request's number, cut to what context and pool leave."""

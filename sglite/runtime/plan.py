@@ -44,4 +44,4 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        return sum(len(row.ids) for row in self.rows)
+        return sum([len(row.ids) for row in self.rows])

@@ -242,13 +242,15 @@ class Scheduler:
         for row in plan.rows:
             sequence = self._slots[row.slot]
             if sequence is not None:
-                self._advance(sequence, row)
+                self._advance(sequence, row, row.start + len(row.ids))
 
     def _catch_up(self) -> Work:
         """As much as the token budget allows, decodes before prefills."""
         behind = [(n, sequence) for sequence in self._slots.running if (n := len(sequence.tokens) - sequence.computed)]
-        behind.sort(key=itemgetter(0))
-        if sum([n for n, _ in behind]) <= self._max_step_tokens:
+        missing = sum([n for n, _ in behind])
+        if missing > len(behind):
+            behind.sort(key=itemgetter(0))
+        if missing <= self._max_step_tokens:
             return [(sequence, len(sequence.tokens)) for _, sequence in behind]
         return self._within_budget(behind)
 
@@ -283,9 +285,9 @@ class Scheduler:
     def _step_number(self) -> float:
         return self._tally.steps
 
-    def _advance(self, sequence: Sequence, row: Row) -> None:
+    def _advance(self, sequence: Sequence, row: Row, computed: int) -> None:
         assert sequence.computed == row.start
-        computed = sequence.computed = row.stop
+        sequence.computed = computed
         if sequence.score_from is not None:
             sequence.scored = max(sequence.scored, computed)
         if row.start < sequence.prompt_length:
