@@ -78,6 +78,12 @@ def test_an_assistant_who_says_nothing_is_refused(post: Call) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].content")
 
 
+def test_an_unknown_role_is_named(post: Call) -> None:
+    for message in ({"role": "robot", "content": "x"}, {"content": "x"}):
+        answer = chat(post, USER, message)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].role")
+
+
 def test_annotations_of_others_are_refused(post: Call) -> None:
     answer = chat(post, USER, {"role": "assistant", "content": "x", "annotations": [{"type": "url_citation"}]}, USER)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].annotations")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import uuid
 from functools import partial
 from typing import Any, cast
@@ -19,6 +20,7 @@ from sglite.runtime.server.failures import Failure, describe, refuse
 from sglite.runtime.server.front import Early, Front
 from sglite.runtime.server.streams import WRITE_AT_ONCE
 
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _CROWDED = 1.0
 """Seconds that a connection beyond the limit gets to ask, and to hear that there is no room."""
 
@@ -52,6 +54,7 @@ class Connection(HttpToolsProtocol):
         if self._deaf:
             return
         if self._head is not None:
+            data = _without_upgrade(data) if self._head == 0 else data
             self._head += len(data)
         super().data_received(data)
         if self._head is not None and self._head > 2 * self._bounds.max_headers and not self.transport.is_closing():
@@ -144,6 +147,12 @@ class Connection(HttpToolsProtocol):
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self.transport.write(STATUS_LINE[failure.status] + head.encode() + b"\r\n" + body)
         self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Some clients offer HTTP/2 with every request and go on without it; the parser would drop the request's body."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-offered:", head) + end + rest if _UPGRADE.search(head) else data
 
 
 def _write_at_once(cycle: RequestResponseCycle, data: bytes) -> bool:

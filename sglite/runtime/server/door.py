@@ -51,8 +51,10 @@ class Door:
 
     def _check_headers(self, scope: Scope) -> None:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
+        size += len(scope.get("raw_path") or b"") + len(scope["query_string"])
         if size > self._config.max_headers:
-            raise refuse(431, f"the request's headers exceed {self._config.max_headers} bytes", "headers_too_large")
+            message = f"the request's address and headers exceed {self._config.max_headers} bytes"
+            raise refuse(431, message, "headers_too_large")
 
 
 def _plain(scope: Scope) -> Scope:

@@ -156,8 +156,9 @@ Path = tuple[str | int, ...]
 
 
 def _place(detail: Mapping[str, Any], body: Any) -> Path:
-    """A whole object's validator names its field itself."""
-    field = detail.get("ctx", {}).get("field")
+    """A whole object's validator names its field itself; where a field says which kind an object is, it is that one."""
+    context = detail.get("ctx", {})
+    field = context.get("field") or context.get("discriminator", "").strip("'")
     path = _path(detail, body)
     return (*path, *(int(part) if part.isdecimal() else part for part in field.split("."))) if field else path
 

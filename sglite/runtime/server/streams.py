@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic_core import to_json
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from sglite.errors import AbortedError, UnavailableError
 from sglite.protocol import Backend, Chunk, GenerateRequest
@@ -122,6 +122,23 @@ def _never(data: bytes) -> bool:
     return False
 
 
+def _whole(send: Send) -> Send:
+    """HTTP/1.0 has no parts: the answer leaves when it is complete, with its length."""
+    start, body = dict[str, Any](), bytearray()
+
+    async def gathering(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+            return
+        body.extend(message["body"])
+        if not message.get("more_body"):
+            headers = [pair for pair in start["headers"] if pair[0] != b"content-length"]
+            await send({**start, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
+            await send({**message, "body": bytes(body)})
+
+    return gathering
+
+
 class EventStream(Response):
     """Server-sent events that are still to be computed.
 
@@ -143,6 +160,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         at_once: WriteAtOnce = scope.get("extensions", {}).get(WRITE_AT_ONCE, _never)
+        if scope.get("http_version") == "1.0":
+            send, at_once = _whole(send), _never
         task = asyncio.create_task(self._send_events(send, at_once))
         watch = asyncio.create_task(self._watch(task))
         try:
