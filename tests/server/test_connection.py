@@ -8,12 +8,14 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.server.connection import _write_at_once
 from sglite.runtime.server.runner import running
 
 Address = tuple[str, int]
@@ -180,3 +182,16 @@ def test_connections_beyond_the_limit_are_told_so(backend: Any) -> None:
         stack.close()
         while not answers(address, HEALTH + LAST).startswith(b"HTTP/1.1 200 "):
             pass
+
+
+def test_an_empty_part_does_not_end_a_body() -> None:
+    """In chunked encoding a part of no bytes is the end."""
+    written: list[bytes] = []
+    cycle: Any = SimpleNamespace(
+        flow=SimpleNamespace(write_paused=False),
+        disconnected=False,
+        chunked_encoding=True,
+        transport=SimpleNamespace(write=written.append),
+    )
+    assert _write_at_once(cycle, b"some") and not _write_at_once(cycle, b"")
+    assert written == [b"4\r\nsome\r\n"]

@@ -156,8 +156,8 @@ def _without_upgrade(data: bytes) -> bytes:
 
 
 def _write_at_once(cycle: RequestResponseCycle, data: bytes) -> bool:
-    """What ``cycle.send`` does with a part of a body, where it would not wait."""
-    if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+    """What ``cycle.send`` does with a part of a body, where it would not wait. An empty part would end the body."""
+    if not data or cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
         return False
     cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
     return True
