@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sglite.runtime.grammar.base import MaskGrammar, MaskMatcher
 from sglite.runtime.grammar.sizes import Sizes
 from sglite.runtime.grammar.tokens import TokenTable
-from sglite.runtime.grammar.way_out import Brackets, ByteMatcher, Effort, Endings, Judged, Way, fewest_tokens, way_out
+from sglite.runtime.grammar.way_out import Brackets, ByteMatcher, Effort, Judged, Leads, Way, fewest_tokens, way_out
 
 START = Effort(5_000, 0.3)
 """For the fewest tokens of a grammar: enough for an answer of 2,000 characters."""
@@ -26,13 +26,13 @@ MARGIN = 16
 @dataclass(frozen=True)
 class Exits:
     """What a grammar knows of its ways out. ``is_json`` says that brackets tell something; ``sizes`` estimates;
-    ``endings`` says how strings may end."""
+    ``leads`` says what to try."""
 
     masks: MaskGrammar
     tokens: TokenTable
     is_json: bool
     sizes: Sizes
-    endings: Endings
+    leads: Leads
 
     def shortest(self, judged: Judged | None, enough: int = 0) -> list[int] | None:
         """The fewest tokens of a complete answer, as far as the search goes; or the first that are no more than
@@ -58,7 +58,7 @@ class Exits:
     ) -> Way:
         """The way out of ``place``, where ``text`` has led."""
         brackets = Brackets().after(text) if self.is_json else None
-        return way_out(place, brackets, effort, enough, judged, self.endings)
+        return way_out(place, brackets, effort, enough, judged, self.leads)
 
     def grown_by(self, ids: Sequence[int]) -> int:
         """What ``ids`` add to the way out, at most."""
@@ -154,7 +154,8 @@ class Budget:
         return ids, len(ids) if ids is not None else self._when_not_found()
 
     def _search(self, text: bytes | bytearray, judged: Judged | None) -> Way:
-        return self._exits.search(self._place(text), text, STEP, lambda path: len(path) <= self.left, judged)
+        effort = STEP if text else START
+        return self._exits.search(self._place(text), text, effort, lambda path: len(path) <= self.left, judged)
 
     def _counted(self, masks: MaskMatcher, found: bytes | None) -> list[int] | None:
         """What was found, in tokens."""

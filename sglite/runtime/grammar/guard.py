@@ -21,6 +21,7 @@ from sglite.runtime.grammar.search import PATIENCE, Ahead, Search
 from sglite.runtime.grammar.sizes import Sizes
 from sglite.runtime.grammar.stream import Violation
 from sglite.runtime.grammar.tags import lowered_tags
+from sglite.runtime.grammar.way_out import Leads
 
 MAX_RETREATS = 200
 """Rollbacks of one answer; after that it is a typed error."""
@@ -115,9 +116,10 @@ class GuardedGrammar:
 
     @cached_property
     def _exits(self) -> Exits:
-        sizes = Sizes(self.plan.mask_schema if self.plan is not None else None)
-        endings = Endings(self.plan.patterns if self.plan is not None else ())
-        return Exits(self.masks, self.backend.tokens, self.kind != "choices", sizes, endings.of)
+        if self.plan is None:
+            return Exits(self.masks, self.backend.tokens, self.kind != "choices", Sizes(None), Leads(Endings(()).of))
+        leads = Leads(Endings(self.plan.patterns).of, self.plan.hints)
+        return Exits(self.masks, self.backend.tokens, True, Sizes(self.plan.mask_schema), leads)
 
     @property
     def _ahead(self) -> Ahead | None:

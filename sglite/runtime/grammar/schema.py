@@ -10,6 +10,7 @@ from typing import Any
 
 from sglite.errors import GrammarError
 from sglite.runtime.grammar.base import MaskGrammar
+from sglite.runtime.grammar.hints import hints
 from sglite.runtime.grammar.judge import SchemaJudge
 from sglite.runtime.grammar.lower import EFFORTS, lower
 from sglite.runtime.grammar.lowering import Effort, Lowered
@@ -26,7 +27,7 @@ some hundred combinations llguidance leaves some out without a word."""
 class SchemaPlan:
     """``masks`` allows at least the schema's values; ``judge`` sees to the rest, and is None where there is none;
     ``validation`` checks finished answers; ``how`` says for each keyword how it is enforced; ``patterns`` are all
-    that strings may have to match."""
+    that strings may have to match; ``hints`` are values that it speaks of."""
 
     masks: MaskGrammar
     mask_schema: dict[str, Any]
@@ -34,6 +35,7 @@ class SchemaPlan:
     validation: Validation
     how: dict[str, str]
     patterns: tuple[str, ...]
+    hints: tuple[bytes, ...]
 
 
 def plan_schema(source: str, compile: Callable[[str], MaskGrammar]) -> SchemaPlan:
@@ -46,7 +48,7 @@ def plan_schema(source: str, compile: Callable[[str], MaskGrammar]) -> SchemaPla
     validation = Validation(schema, dialect)
     judge = SchemaJudge(atlas, validation) if lowered.judged else None
     patterns = tuple(dict.fromkeys(pattern.source for _, pattern in lowered.patterns))
-    return SchemaPlan(masks, lowered.mask, judge, validation, lowered.how, patterns)
+    return SchemaPlan(masks, lowered.mask, judge, validation, lowered.how, patterns, hints(schema) if judge else ())
 
 
 def _masks(

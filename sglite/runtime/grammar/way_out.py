@@ -13,7 +13,7 @@ import itertools
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -41,7 +41,7 @@ STRETCH = 2048
 """So many bytes at most."""
 SHORT = 256
 """How a longer string may end is asked but once: where the search begins."""
-QUOTE = 0x22
+QUOTE, COMMA = b'",'
 
 
 class Judged(Protocol):
@@ -94,6 +94,8 @@ class Brackets:
     in_string: bool = False
     escaped: bool = False
     content: bytes = b""
+    last: int = COMMA
+    """The last byte but for spaces; at the start of the text a value may begin as after a comma."""
 
     def after(self, data: bytes | bytearray) -> Brackets:
         depth, in_string, escaped, content = self.depth, self.in_string, self.escaped, self.content
@@ -107,15 +109,21 @@ class Brackets:
                 in_string, content, begun = True, b"", i + 1
             else:
                 depth += (byte in b"[{") - (byte in b"]}")
-        return Brackets(depth, in_string, escaped, content + data[begun:] if in_string else b"")
+        last = next((byte for byte in reversed(data) if byte not in b" \t\r\n"), self.last)
+        return Brackets(depth, in_string, escaped, content + data[begun:] if in_string else b"", last)
 
     @property
     def open(self) -> int:
         return self.depth + self.in_string
 
 
-Endings = Callable[[bytes], Iterable[bytes]]
-"""How a string may end whose content begins so: the rest of it, with its closing quote."""
+@dataclass(frozen=True)
+class Leads:
+    """``endings``: how a string may end whose content begins so: the rest of it, with its closing quote. ``hints``:
+    what to try where a value or a name may begin, and a judge has a say."""
+
+    endings: Callable[[bytes], Iterable[bytes]]
+    hints: Sequence[bytes] = ()
 
 
 def way_out(
@@ -124,14 +132,14 @@ def way_out(
     effort: Effort,
     enough: Callable[[bytes], bool],
     judged: Judged | None,
-    endings: Endings,
+    leads: Leads,
 ) -> Way:
     """The shortest bytes after which the text is complete (and ``judged`` valid) that are found with ``effort``; or
     the first that are short ``enough``. ``brackets`` is what is open in a JSON text, None for other
     grammars."""
     hopeless, end = False, time.monotonic() + effort.seconds
     for samples, merge in PASSES:
-        search = _Search(start, brackets, effort.work, samples, merge, judged, endings)
+        search = _Search(start, brackets, effort.work, samples, merge, judged, leads)
         for path in search.ways(end):
             if (search.bound is None or len(path) < len(search.bound)) and (judged is None or judged.valid(path)):
                 search.bound = path
@@ -178,10 +186,10 @@ class _Search:
         samples: bytes,
         merge: bool,
         judged: Judged | None,
-        endings: Endings,
+        leads: Leads,
     ) -> None:
         self._samples = samples
-        self._endings = endings
+        self._leads = leads
         self._stretched: set[_State] = set()
         self._merge = merge
         self._judged = judged
@@ -235,7 +243,7 @@ class _Search:
 
     def _candidates(self, step: _Step) -> list[bytes]:
         allowed = step.matcher.allowed()
-        known = list(self._ends_of_string(step, allowed))
+        known = [*self._ends_of_string(step, allowed), *self._hints(step, allowed)]
         if len(allowed) > WIDE:
             self._left_out = True
             allowed = bytes(byte for byte in self._samples if byte in allowed) or allowed[:WIDE]
@@ -246,9 +254,14 @@ class _Search:
         if step.opened is None or not step.opened.in_string or (QUOTE in allowed and self._judged is None):
             return
         if not step.path or len(step.opened.content) <= SHORT:
-            yield from self._endings(step.opened.content)
+            yield from self._leads.endings(step.opened.content)
         if QUOTE not in allowed:
             yield from self._fillings(step, allowed)
+
+    def _hints(self, step: _Step, allowed: bytes) -> list[bytes]:
+        if self._judged is None or step.opened is None or step.opened.in_string or step.opened.last not in b"[{,:":
+            return []
+        return [hint for hint in self._leads.hints if hint[0] in allowed]
 
     def _fillings(self, step: _Step, allowed: bytes) -> list[bytes]:
         """As much of the same as it takes for the string to end, where that is all it takes."""
