@@ -27,7 +27,7 @@ demo: setup  ## fetch the small model once and run the JSON extraction agent on 
 test: setup  ## all tests
 	$(BIN)/python -m pytest
 
-kernels: setup  ## the whole matrix of Triton kernels: interpreted, and compiled for four cards
+kernels: setup  ## the whole matrix of Triton kernels: interpreted, and compiled for five cards
 	SGLITE_KERNELS=all $(BIN)/python -m pytest tests/kernels/test_triton.py tests/kernels/test_triton_sampling.py tests/test_gpu_check.py
 
 check: setup  ## format, lint, strict types, then all tests

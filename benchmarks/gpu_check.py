@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = {
     "card": ("gpu.card", 25),
     "elementwise": ("gpu.check_elementwise", 40),
-    "attention": ("gpu.check_attention", 70),
+    "attention": ("gpu.check_attention", 90),
     "linear": ("gpu.check_linear", 50),
     "sampling": ("gpu.check_sampling", 35),
     "engine": ("gpu.check_engine", 50),
@@ -39,7 +39,7 @@ SECTIONS = {
     "qwen3-0.6b": ("gpu.end_to_end_qwen", 40),
     "llama-3.1-8b": ("gpu.end_to_end_llama", 100),
 }
-"""Module, and seconds it may take: 500 in all, of which starts and compiling leave some unused."""
+"""Module, and seconds it may take: 520 in all, of which starts and compiling leave some unused."""
 TOTAL_SECONDS = 470
 RESTARTS = 3
 

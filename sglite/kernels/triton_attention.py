@@ -242,20 +242,22 @@ def _blocks(
         slot = (page.to(tl.int64) * PAGE + key % PAGE) * STRIDE
         keys = _rows_at(k, slot, key < high, MASKED, D, BLOCK_D).to(tile.dtype)
         values = _rows_at(v, slot, key < high, MASKED, D, BLOCK_D).to(tile.dtype)
-        score = tl.dot(tile, tl.trans(keys), input_precision=PRECISION) * scale
+        score = tl.dot(tile, tl.trans(keys), input_precision=PRECISION)
+        factor = scale  # the product with it is part of what exp2 is given: one instruction less for each score
         if SOFTCAP:
-            score = (2 * tl.sigmoid(score * (2 / softcap)) - 1) * (softcap * 1.4426950408889634)
+            score = (2 * tl.sigmoid(score * (scale * 2 / softcap)) - 1) * (softcap * 1.4426950408889634)
+            factor = 1.0
         if MASKED:
             distance = position[:, None] - key[None, :]
             shown = (distance >= 0) & (key < high)[None, :]
             if WINDOW > 0:
                 shown = shown & (distance < WINDOW)
             score = tl.where(shown, score, float("-inf"))
-        top = tl.maximum(highest, tl.max(score, axis=1))
+        top = tl.maximum(highest, tl.max(score, axis=1) * factor)
         base_line = top
         if MASKED:  # a query may see nothing yet
             base_line = tl.where(top == float("-inf"), 0.0, top)
-        weight = tl.exp2(score - base_line[:, None])
+        weight = tl.exp2(score * factor - base_line[:, None])
         keep = tl.exp2(highest - base_line)
         mass = mass * keep + tl.sum(weight, axis=1)
         acc = tl.dot(weight.to(tile.dtype), values, acc * keep[:, None], input_precision=PRECISION)

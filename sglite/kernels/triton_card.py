@@ -38,6 +38,7 @@ class Card:
 
 
 A100 = Card("nvidia", 80, 108, 163 * _KIB)
+L4 = Card("nvidia", 89, 58, 99 * _KIB)
 H200 = Card("nvidia", 90, 132, 227 * _KIB)
 B200 = Card("nvidia", 100, 148, 227 * _KIB)
 MI300 = Card("amd", 0, 304, 64 * _KIB)
@@ -91,7 +92,7 @@ def prompt_tile(card: Card, ratio: int, head_dim: int, itemsize: int) -> Tile:
     """Many queries: compute-bound, so the largest tile whose accumulator stays in registers."""
     d = padded(head_dim)
     large = d <= 128 and itemsize <= 2 and card.maker == "nvidia"
-    m = max(128 if large else 64, padded(ratio))
+    m = max(128 if large else 32 if d * itemsize > 512 else 64, padded(ratio))
     wide = itemsize > 2 or (card.generation < 90 and d >= 128)  # before Hopper scores and results are both in registers
     return _fitted(card, m, 32 if wide else 64, d, itemsize, warps=8 if m * d > 64 * 64 else 4, programs=1)
 
@@ -100,11 +101,15 @@ def _fitted(card: Card, m: int, n: int, d: int, itemsize: int, *, warps: int, pr
     """Keys and values come one or two steps of n ahead, as the shared memory of ``programs`` programs allows.
 
     Triton divides its stages among a chain of loads, and the pages' numbers are the first link: one step ahead takes
-    three stages, two take five. The step being multiplied holds memory too where the products run asynchronously.
+    three stages, two take five. The step being multiplied holds memory too where the products run asynchronously;
+    where they do not, the scores pass through it from one product to the next.
     """
-    free = card.shared // programs - m * d * itemsize
-    held = 1 if m >= 64 and card.generation >= 90 else 0
+    nvidia, asynchronous = card.maker == "nvidia", m >= 64 and card.generation >= 90
+    free = card.shared // programs - m * d * itemsize - (m * n * itemsize if nvidia and not asynchronous else 0)
+    held = 1 if asynchronous else 0
+    if itemsize > 2 and nvidia:  # each of its three products reads a step's numbers from there again
+        held = 2
     while n > 16 and free < (1 + held) * 2 * n * d * itemsize:
         n //= 2
     ahead = min(2, max(1, free // (2 * n * d * itemsize) - held))
-    return Tile(m, n, d, warps, 2 if card.maker == "amd" else 2 * ahead + 1, card.precision)
+    return Tile(m, n, d, warps, 2 * ahead + 1 if nvidia else 2, card.precision)

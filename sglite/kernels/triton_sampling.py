@@ -115,7 +115,7 @@ class _Call:
         )  # fmt: skip
         whole_kernel[(self.count,)](
             *self.row, self.rows.key, *self.filters, *draw, chosen.token, self.count,
-            MASKED=self.masked, BLOCK=min(4096, _power(self.vocabulary)), num_warps=8,
+            MASKED=self.masked, BLOCK=min(4096, _power(self.vocabulary)), num_warps=16,
         )  # fmt: skip
 
     def measure(self, own: Tensor) -> None:

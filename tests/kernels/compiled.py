@@ -18,10 +18,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, KernelParam
 
-from sglite.kernels.triton_card import A100, B200, H200, MI300, Card
+from sglite.kernels.triton_card import A100, B200, H200, L4, MI300, Card
 
 TARGETS: dict[str, tuple[GPUTarget, Card]] = {
     "sm_80": (GPUTarget("cuda", 80, 32), A100),
+    "sm_89": (GPUTarget("cuda", 89, 32), L4),
     "sm_90": (GPUTarget("cuda", 90, 32), H200),
     "sm_100": (GPUTarget("cuda", 100, 32), B200),
     "gfx942": (GPUTarget("hip", "gfx942", 64), MI300),
