@@ -170,6 +170,14 @@ class ProgramInfo:
     last: bool = False
     ahead: int | None = None
 
+    def validate(self) -> ProgramInfo:
+        for name, value in (("program", self.program), ("branch", self.branch)):
+            if not isinstance(value, str):
+                raise InvalidRequestError(f"{name} must be a string, not {value!r:.40}", param=name)
+        if self.ahead is not None:
+            _integer("ahead", self.ahead, 0, 2**31 - 1)
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
@@ -207,6 +215,9 @@ class GenerateRequest:
             raise InvalidRequestError("candidates cannot be combined with a constraint or n > 1", param="candidates")
         if self.deadline is not None:
             _number("deadline", self.deadline, 0.0, math.inf, open_low=True)
+        _integer("priority", self.priority, -(2**31), 2**31 - 1)
+        if self.program is not None:
+            self.program.validate()
         return self
 
 

@@ -128,8 +128,8 @@ class PageLedger:
         """The step's work for a sequence that has its pages; they count as known to the runner from now on."""
         start, tabled, pages = sequence.computed, sequence.tabled, sequence.pages
         if target - start == 1 and tabled == len(pages) and sequence.copied < 0 and sequence.score_from is None:
-            ids = (sequence.tokens[start],)  # as in most steps
-            return Row(sequence.slot, start, ids, (), False, int(target == len(sequence.tokens)), sequence.adapter)
+            logits = int(target == len(sequence.tokens))  # as in most steps
+            return Row(sequence.slot, start, (sequence.tokens[start],), (), False, logits, sequence.adapter)
         ids, news = tuple(sequence.tokens[start:target]), tuple[int, ...]()
         if tabled != len(pages):
             news, sequence.tabled = tuple(pages[tabled:]), len(pages)

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from itertools import islice
 from operator import attrgetter, itemgetter
 
-from sglite.errors import OverloadedError
+from sglite.errors import CapacityError, OverloadedError
 from sglite.runtime.admission import Admission, Work
 from sglite.runtime.ledger import PageLedger, PagesError
 from sglite.runtime.pages import PageBook
@@ -117,13 +117,18 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------------ coming and going
 
     def submit(self, *sequences: Sequence) -> None:
-        """Queue sequences, all or none.
+        """Queue a request's sequences, all or none.
 
-        Raises CapacityError (``param`` "prompt" or "max_new_tokens") when one can never fit the pool, and
-        OverloadedError when the queue has no room.
+        Raises CapacityError (``param`` "prompt" or "max_new_tokens") when one can never fit the pool, or ("n" or
+        "candidates") all of them never the queue; OverloadedError when the queue has no room now.
         """
         for sequence in sequences:
             self._ledger.refuse_too_long(sequence)
+        if len(sequences) > self._max_queue:
+            raise CapacityError(
+                f"the request is {len(sequences)} sequences, max_queue={self._max_queue}; ask for fewer, or raise it",
+                param="candidates" if sequences[0].request.candidates else "n",
+            )
         if self.waiting + len(sequences) > self._max_queue:
             raise OverloadedError(f"{self.waiting} requests are waiting (max_queue={self._max_queue}); try again later")
         for sequence in sequences:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from sglite.errors import CapacityError, InvalidRequestError
-from sglite.protocol import Chunk, GenerateRequest, LogprobParams, SamplingParams, Tokens
+from sglite.protocol import Chunk, GenerateRequest, LogprobParams, ProgramInfo, SamplingParams, Tokens
 from sglite.runtime.byte_tokenizer import byte_tokenizer
 from sglite.runtime.core import SCORE_ROWS
 from sglite.runtime.engine import Engine
@@ -156,6 +157,32 @@ def test_a_prompt_that_fits_the_context_and_not_the_pool() -> None:
     with scripted_engine(kv_tokens=64) as engine, pytest.raises(CapacityError) as caught:
         run(engine, GenerateRequest("r", (Tokens((1,) * 100),), SamplingParams(max_new_tokens=1)))
     assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("asked", [{"n": 9}, {"n": 2, "best_of": 9}])
+def test_more_samples_than_the_queue_ever_holds_are_no_overload(asked: dict[str, int]) -> None:
+    with scripted_engine(max_queue=8) as engine:
+        run(engine, request(n=8))
+        with pytest.raises(CapacityError) as caught:
+            run(engine, request(**asked))
+    assert caught.value.param == "n"
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("priority", {"priority": NAN}),
+        ("priority", {"priority": 1.5}),
+        ("priority", {"priority": 2**31}),
+        ("deadline", {"deadline": NAN}),
+        ("ahead", {"program": ProgramInfo("p", ahead=-1)}),
+        ("branch", {"program": ProgramInfo("p", None)}),  # type: ignore[arg-type]
+    ],
+)
+def test_a_requests_place_in_line_is_checked(param: str, fields: dict[str, Any]) -> None:
+    with scripted_engine() as engine, pytest.raises(InvalidRequestError) as caught:
+        run(engine, replace(request(), **fields))
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize("ttl", [0, -1.0, NAN, float("inf"), True, "1"])

@@ -168,10 +168,14 @@ def test_a_full_queue_refuses_and_says_so():
 
 
 def test_a_group_is_queued_whole_or_not_at_all():
-    engine = FakeEngine(max_queue=2)
+    engine = FakeEngine(max_queue=3)
+    engine.scheduler.submit(sequence([1]))
     with pytest.raises(OverloadedError):
         engine.scheduler.submit(*[sequence([1]) for _ in range(3)])
-    assert engine.scheduler.waiting == 0
+    assert engine.scheduler.waiting == 1
+    with pytest.raises(CapacityError) as caught:
+        engine.scheduler.submit(*[sequence([1]) for _ in range(4)])
+    assert (engine.scheduler.waiting, caught.value.param) == (1, "n")
 
 
 @pytest.mark.parametrize(("length", "new", "param"), [(41, 1, "prompt"), (30, 11, "max_new_tokens")])
