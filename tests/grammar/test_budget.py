@@ -183,3 +183,21 @@ def test_a_long_string_fits_a_budget_of_two_tokens_a_character(bench):
     text, matcher = drive(bench, grammar, np.random.default_rng(5), budget=600, pick=never_ends)
     assert matcher.accepting, text
     jsonschema.validate(json.loads(text), schema)
+
+
+def test_who_is_never_done_is_led_out_in_the_end(bench):
+    """A key whose length only the judge knows, and a writer that never closes it: it would go back for ever."""
+    schema = {"type": "object", "propertyNames": {"minLength": 3, "maxLength": 5}, "minProperties": 2}
+    rng = np.random.default_rng(0)
+    grammar = bench.compile("json_schema", json.dumps(schema))
+    text, matcher = drive(bench, grammar, rng, budget=40, limit=100, pick=never_ends)
+    assert matcher.terminated and jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+
+
+def test_a_value_that_the_schema_speaks_of_leads_out(bench):
+    schema = {"type": "array", "items": {"type": "integer"}, "contains": {"minimum": 100}, "maxItems": 6}
+    grammar = bench.compile("json_schema", json.dumps(schema))
+    for budget in (20, 60):
+        for seed in range(3):
+            text, _ = drive(bench, grammar, np.random.default_rng(seed), budget=budget, pick=never_ends)
+            assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))

@@ -25,6 +25,8 @@ from sglite.runtime.grammar.way_out import Leads
 
 MAX_RETREATS = 200
 """Rollbacks of one answer; after that it is a typed error."""
+HURRY = 3
+"""After so many returns for want of budget the way out is followed to its end, not for a step."""
 
 
 class GuardedBackend:
@@ -142,6 +144,8 @@ class GuardedMatcher:
         self._budget = budget
         self._leave = False
         """The last token went too far: take the way out for one step."""
+        self._returns = 0
+        """How often it went back for want of budget."""
         self._violation: Violation | None = None
         self._text = bytearray()
         self._ends = [0]
@@ -186,7 +190,7 @@ class GuardedMatcher:
                 self._violation = self._search.advance(self._text) or self._violation
         if self._budget is not None:
             self._budget.spend(ids)
-        self._leave = False
+        self._leave = self._returns > HURRY
         return True
 
     def retreat(self) -> int:
@@ -211,7 +215,8 @@ class GuardedMatcher:
         """Take the last tokens back, more and more of them, to a place that has a way out, and leave by it for one
         step."""
         before, step = len(self._ends), 1
-        while len(self._ends) - 1 > self.settled:
+        self._returns += 1
+        while len(self._ends) - 1 > self.settled and self._returns <= MAX_RETREATS:
             self.rollback(min(step, len(self._ends) - 1 - self.settled))
             step *= 2
             if self._budget is not None and self._budget.leads_out(self.masks, self._text, self._ahead()):
@@ -255,7 +260,7 @@ class GuardedMatcher:
         budget = self._budget.clone() if self._budget is not None else None
         twin = GuardedMatcher(self._grammar, self.masks.clone(), search, budget)
         twin.shortened, twin.retreats, twin.settled = self.shortened, self.retreats, self.settled
-        twin._leave = self._leave
+        twin._leave, twin._returns = self._leave, self._returns
         twin._violation, twin._text, twin._ends = self._violation, bytearray(self._text), list(self._ends)
         return twin
 
