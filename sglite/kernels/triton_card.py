@@ -92,7 +92,7 @@ def prompt_tile(card: Card, ratio: int, head_dim: int, itemsize: int) -> Tile:
     """Many queries: compute-bound, so the largest tile whose accumulator stays in registers."""
     d = padded(head_dim)
     large = d <= 128 and itemsize <= 2 and card.maker == "nvidia"
-    m = max(128 if large else 32 if d * itemsize > 512 else 64, padded(ratio))
+    m = max(128 if large else 16 if d * itemsize > 512 else 64, padded(ratio))
     wide = itemsize > 2 or (card.generation < 90 and d >= 128)  # before Hopper scores and results are both in registers
     return _fitted(card, m, 32 if wide else 64, d, itemsize, warps=8 if m * d > 64 * 64 else 4, programs=1)
 
