@@ -161,10 +161,10 @@ def test_batch_equals_single_rows_and_contains_failures(bench):
         ("regex", "(a)\\1", "unsupported", "3"),
         ("json_schema", '{"type": "banana"}', "malformed", "/type"),
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 1}', "unsatisfiable", None),
-        ("ebnf", "start: x", "malformed", None),
+        ("ebnf", "start: x", "malformed", "1:8"),
         ("regex", "\\x04", "unsatisfiable", None),
         ("ebnf", 'start: x\nx: x "a"', "unsatisfiable", None),
-        ("ebnf", 'root ::= "a', "malformed", None),
+        ("ebnf", 'root ::= "a', "malformed", "1:12"),
         ("structural_tag", "{}", "malformed", ""),
     ],
 )

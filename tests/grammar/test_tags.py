@@ -25,6 +25,18 @@ def test_language(bench):
     assert [text for text in bad if bench.accepts(grammar, text)] == []
 
 
+def test_a_trigger_that_begins_another(bench):
+    structures = [
+        {"begin": "<t", "schema": {"type": "integer"}, "end": ">"},
+        {"begin": "<tool>", "schema": {"type": "string", "format": "date"}, "end": "</tool>"},
+    ]
+    grammar = bench.compile("structural_tag", source(structures=structures, triggers=["<t", "<tool>"]))
+    good = ["<t5>", 'a <tool>"2024-02-29"</tool> b', '<t5><tool>"2024-12-31"</tool>', "<"]
+    bad = ["<tool>5>", '<tool>"2023-02-29"</tool>', "<t", "<t5"]
+    assert [text for text in good if not bench.accepts(grammar, text)] == []
+    assert [text for text in bad if bench.accepts(grammar, text)] == []
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "pointer"),
     [

@@ -7,7 +7,6 @@ specification says of unknown ones.
 
 from __future__ import annotations
 
-import calendar
 import ipaddress
 import re
 import unicodedata
@@ -47,14 +46,15 @@ def _exact(pattern: str) -> Format:
 # ---------------------------------------------------------------------------------------------------- dates, times
 
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d):([0-5]\d|60)(\.\d+)?([Zz]|([+-])([01]\d|2[0-3]):([0-5]\d))", re.ASCII)
+_LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = (
+    "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
+)
+"""The days that there are; year 0 is a leap year, too."""
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME_MASK = rf"{_CLOCK}:(?:[0-5][0-9]|60)(?:\.[0-9]+)?(?:[Zz]|[+-]{_CLOCK})"
 _DURATION = r"P(?:\d+W|(?=[\dT])(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+S)?)?)"
-
-
-def _date(text: str) -> bool:
-    if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text, re.ASCII) is None:
-        return False
-    year, month, day = map(int, text.split("-"))
-    return 1 <= month <= 12 and 1 <= day <= calendar.monthrange(year or 4, month)[1]  # year 0 is a leap year, too
 
 
 def _time(text: str) -> bool:
@@ -68,7 +68,7 @@ def _time(text: str) -> bool:
 
 
 def _date_time(text: str) -> bool:
-    return text[10:11] in ("T", "t") and _date(text[:10]) and _time(text[11:])
+    return text[10:11] in ("T", "t") and re.fullmatch(_DATE, text[:10]) is not None and _time(text[11:])
 
 
 # -------------------------------------------------------------------------------------------------- hosts, addresses
@@ -181,9 +181,9 @@ def _regex(text: str) -> bool:
 
 
 FORMATS: dict[str, Format] = {
-    "date": Format({"format": "date"}, _date),
-    "time": Format({"format": "time"}, _time),
-    "date-time": Format({"format": "date-time"}, _date_time),
+    "date": _exact(_DATE),
+    "time": Format({"pattern": f"^{_TIME_MASK}$"}, _time),
+    "date-time": Format({"pattern": f"^{_DATE}[Tt]{_TIME_MASK}$"}, _date_time),
     "duration": Format({"format": "duration"}, _matches(_DURATION), exact=True),
     "email": Format({"pattern": f"^{_LOCAL}@{_DOMAIN}$"}, _email),
     "idn-email": Format({"pattern": "^[^\\x00-\\x20@<>(),;:\\[\\]]+@[^\\x00-\\x20@]+$"}, _idn_email),

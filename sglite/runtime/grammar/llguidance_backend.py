@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 import llguidance
 import numpy as np
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from sglite.errors import GrammarError
 from sglite.protocol import Constraint, ConstraintKind, Whitespace
 from sglite.runtime.grammar.base import MaskBatch, MaskRow
+from sglite.runtime.grammar.gbnf import is_gbnf, lark_of
 from sglite.runtime.grammar.tokens import TokenTable
 from sglite.runtime.grammar.vocabulary import Vocabulary
 
@@ -367,14 +367,7 @@ def _structural_tag(source: str) -> str:
 
 def _ebnf(source: str) -> str:
     """Lark, or GBNF, known by its ``::=``."""
-    if not re.search(r"^\s*[\w-]+\s*::=", source, re.MULTILINE):
-        return str(llguidance.LLMatcher.grammar_from_lark(source))
-    try:
-        return str(llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(source)))
-    except GbnfToLarkError as error:
-        raise GrammarError(f"GBNF: {error}", param="ebnf") from None
-    except RecursionError:
-        raise GrammarError("GBNF: nested too deeply", kind="limit", param="ebnf") from None
+    return str(llguidance.LLMatcher.grammar_from_lark(lark_of(source) if is_gbnf(source) else source))
 
 
 _SOURCES: dict[ConstraintKind, Callable[[str], str]] = {
@@ -389,7 +382,10 @@ _SOURCES: dict[ConstraintKind, Callable[[str], str]] = {
 _KINDS = (
     ("limit", re.compile("too (complex|big|large|many|deep)|limit|fuel|exceed", re.IGNORECASE)),
     ("unsatisfiable", re.compile("unsatisfiable", re.IGNORECASE)),
-    ("unsupported", re.compile("not supported|unsupported|unimplemented|unknown format|not disjoint", re.IGNORECASE)),
+    (
+        "unsupported",
+        re.compile("(?:not|only) supported|unsupported|unimplemented|unknown format|not disjoint", re.IGNORECASE),
+    ),
 )
 
 
@@ -402,4 +398,6 @@ def grammar_error(text: str, param: str) -> GrammarError:
     message = re.sub(r"\s+", " ", message).strip()[:300]
     pointer = str(len(caret.group(2))) if caret and param == "regex" else None
     where = f" at position {pointer}" if pointer else ""
+    line = re.match(r"(?:at )?(\d+)\((\d+)\)", message) if param == "ebnf" and kind != "limit" else None
+    pointer = f"{line.group(1)}:{line.group(2)}" if line else pointer
     return GrammarError(f"{param}: {message}{where}", kind=kind, param=param, pointer=pointer)

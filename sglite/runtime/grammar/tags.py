@@ -31,7 +31,7 @@ def lowered_tags(source: str) -> str:
 def _structure(item: Any, triggers: list[str], pointer: str) -> dict[str, Any]:
     if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ("begin", "end")):
         _refuse('a structure needs "begin" and "end", both strings, and "schema"', pointer)
-    trigger = max((t for t in triggers if item["begin"].startswith(t)), key=len, default=None)
+    trigger = min((t for t in triggers if item["begin"].startswith(t)), key=len, default=None)
     if trigger is None:
         _refuse("no trigger is what it begins with", f"{pointer}/begin")
     return {**item, "trigger": trigger, "schema": _schema(item.get("schema", {}), f"{pointer}/schema")}
