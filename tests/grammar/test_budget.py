@@ -201,3 +201,15 @@ def test_a_value_that_the_schema_speaks_of_leads_out(bench):
         for seed in range(3):
             text, _ = drive(bench, grammar, np.random.default_rng(seed), budget=budget, pick=never_ends)
             assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+
+
+@pytest.mark.parametrize("budget", [24, 30])
+def test_a_way_out_that_was_refused_since_is_not_followed(bench, budget):
+    n = {"then": {"properties": {"n": {"minimum": 1000}}}, "else": {"properties": {"n": {"maximum": -1000}}}}
+    properties = {"t": {"type": "string", "maxLength": 8}, "n": INTEGER}
+    schema = {"type": "object", "properties": properties, "required": ["t", "n"]}
+    schema |= {"if": {"properties": {"t": {"pattern": "^a"}}}, **n}
+    grammar = bench.compile("json_schema", json.dumps(schema))
+    rng = np.random.default_rng(1)
+    text, _ = drive(bench, grammar, rng, budget=budget, pick=lambda bench, allowed, rng: int(rng.choice(allowed)))
+    jsonschema.validate(json.loads(text), schema)

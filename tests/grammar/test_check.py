@@ -89,6 +89,7 @@ def test_refusals_have_a_pointer_and_one_bad_line_stops_nothing(checker):
     assert [answer["id"] for answer in answers] == ["a", None, "b", "c", "d", "e", "f", "g", None]
     assert [answer["accepted"] for answer in answers] == [False] * 5 + [True] * 3 + [False]
     assert answers[0]["pointer"] == "/properties/x~1y/type"
+    assert answers[1]["reason"].startswith("the line is not JSON")
     assert [text["accepted"] for text in answers[5]["texts"]] == [True, False, False]
 
 
@@ -130,3 +131,7 @@ def test_command_refuses_what_does_not_go_together(command, tmp_path):
         command("--regex", "a", "--schema", tmp_path / "x")
     with pytest.raises(ConfigError, match="cannot read"):
         command("--schema", tmp_path / "missing")
+    with pytest.raises(ConfigError, match="--out"):
+        command("--regex", "a", "--out", tmp_path / "x")
+    with pytest.raises(ConfigError, match="--instance"):
+        command("--jsonl", tmp_path / "x", "--text", "a")

@@ -136,6 +136,10 @@ class Budget:
             self._bytes.rollback(self._read - length)
             self._read = length
 
+    def forget(self) -> None:
+        """The way leads through what was refused since it was found."""
+        self.way, self._bound = UNKNOWN
+
     def clone(self) -> Budget:
         twin = Budget(self._exits, self.left, self.way)
         twin._spare, twin._bound, twin._before = self._spare, self._bound, list(self._before)

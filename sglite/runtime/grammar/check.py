@@ -201,7 +201,11 @@ def main(options: argparse.Namespace) -> int:
     if sum(source is not None for source in sources) != 1:
         raise ConfigError("give exactly one of --schema, --regex, --ebnf and --jsonl")
     if options.jsonl is not None:
+        if options.instance or options.text:
+            raise ConfigError("--instance and --text do not go with --jsonl: its lines have texts of their own")
         return _batch(options)
+    if options.out is not None:
+        raise ConfigError("--out goes with --jsonl only; one answer goes to the standard output")
     answer = _checker(options).record(_record(options))
     print(json.dumps(answer, indent=2, ensure_ascii=False))
     return 0 if answer["accepted"] and all(text["accepted"] for text in answer["texts"]) else 1
@@ -241,14 +245,17 @@ def check_lines(checker: Checker, lines: Iterable[str]) -> Iterator[Record]:
     """One answer for each line that is not blank, in order."""
     for line in lines:
         if line.strip():
-            yield checker.record(_parsed(line))
+            yield _line(checker, line)
 
 
-def _parsed(line: str) -> Any:
+def _line(checker: Checker, line: str) -> Record:
+    started = time.perf_counter()
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        wrong = InvalidRequestError(f"the line is not JSON: {error}")
+        return {"id": None} | _refused(wrong, started)
+    return checker.record(record)
 
 
 def _checker(options: argparse.Namespace) -> Checker:

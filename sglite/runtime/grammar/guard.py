@@ -245,6 +245,13 @@ class GuardedMatcher:
             self._search.rollback(n, len(self._text))
         if self._budget is not None:
             self._budget.give_back(n, len(self._text))
+            if self._is_refused(self._budget.way):
+                self._budget.forget()
+
+    def _is_refused(self, way: list[int] | None) -> bool:
+        if not way or self._search is None:
+            return False
+        return self._search.forbids(self._text, self._grammar.backend.tokens.text(way))
 
     def forced(self) -> list[int]:
         forced = self.masks.forced()
