@@ -11,6 +11,7 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import sglite as sgl
 from lib.client import Dialect, LlamaDialect
 from lib.contestants import FailedError, Server
 from lib.lineup import MODEL, THREADS, exported, free_port, llama_server, shipped
-from sglite.protocol import Backend, GenerateRequest, ModelInfo
+from sglite.protocol import Backend, GenerateRequest, ModelInfo, ProgramInfo
 
 SLOTS = 16
 CONTEXT = 4608
@@ -164,7 +165,10 @@ class OneAtATime(Around):
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def generate(self, request: GenerateRequest) -> Any:
-        assert request.program is not None
-        async with self._locks.setdefault(request.program.program, asyncio.Lock()):
+        async with self._turn(request.program):
             async for chunk in super().generate(request):
                 yield chunk
+
+    def _turn(self, program: ProgramInfo | None) -> AbstractAsyncContextManager[object]:
+        """What belongs to no program, as the prefix of a whole batch, waits for nobody."""
+        return nullcontext() if program is None else self._locks.setdefault(program.program, asyncio.Lock())

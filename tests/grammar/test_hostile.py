@@ -117,3 +117,20 @@ def test_generated_schemas(bench, cache):
     outcomes = [attempt(bench, cache, "json_schema", json.dumps(random_schema(rng, 4))) for _ in range(150)]
     assert max(seconds for _, seconds in outcomes) < 10
     assert {"served", "malformed"} <= {outcome for outcome, _ in outcomes}
+
+
+NEVER = {"type": "integer", "minimum": 5, "maximum": 1}
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        (NEVER, ""),
+        ({"type": "object", "properties": {"n": NEVER}, "required": ["n"]}, "/properties/n"),
+        ({"type": "array", "minItems": 1, "items": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "/items"),
+    ],
+)
+def test_a_contradiction_is_named_where_it_stands(cache, schema, pointer):
+    with pytest.raises(GrammarError) as caught:
+        cache.compile(Constraint("json_schema", json.dumps(schema)))
+    assert (caught.value.kind, caught.value.pointer) == ("unsatisfiable", pointer)

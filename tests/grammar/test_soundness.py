@@ -91,6 +91,15 @@ CASES = {
         ['{"ab": 1}', '{"c": 1}'],
     ),
     "minProperties": (AB | {"minProperties": 1}, ['{"a": 1}', '{"b": 1}'], ["{}"]),
+    "minProperties beside allOf": (
+        {
+            "type": "object",
+            "minProperties": 2,
+            "allOf": [{"properties": {"a": INTEGER, "b": INTEGER}, "required": ["a"]}],
+        },
+        ['{"a": 1, "b": 2}', '{"a": 1, "x": 2}'],
+        ['{"a": 1}', '{"a": 1, "b": ""}'],
+    ),
     "maxProperties": (
         {"type": "object", "properties": {"a": INTEGER}, "maxProperties": 2, "additionalProperties": INTEGER},
         ["{}", '{"a": 1, "b": 2}'],

@@ -44,6 +44,7 @@ def test_a_trigger_that_begins_another(bench):
         (source({"type": "array", "uniqueItems": True}), "unsupported", "/structures/0/schema"),
         (source(triggers=["<call"]), "malformed", "/structures/0/begin"),
         (source(triggers=[]), "malformed", ""),
+        (source(triggers=["<tool", "<other"]), "malformed", "/triggers/1"),
         (source(structures=[1]), "malformed", "/structures/0"),
         ("[]", "malformed", ""),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 
 from sglite.errors import GrammarError
 from sglite.runtime.grammar.base import MaskGrammar
+from sglite.runtime.grammar.blame import blame_pattern, contradiction
 from sglite.runtime.grammar.hints import hints
 from sglite.runtime.grammar.judge import SchemaJudge
 from sglite.runtime.grammar.lower import EFFORTS, lower
@@ -70,9 +71,10 @@ def _masks(
             return lowered, compile(json.dumps(lowered.mask, ensure_ascii=False))
         except GrammarError as error:
             if error.kind == "malformed":
-                _blame_pattern(lowered)
-            if error.kind in ("malformed", "unsatisfiable"):
+                blame_pattern(lowered)
                 raise
+            if error.kind == "unsatisfiable":
+                refuse(str(error), contradiction(schema, scope, dialect, effort, compile), error.kind)
             refusal = error
     assert refusal is not None
     raise refusal
@@ -95,14 +97,6 @@ def _conditions(node: Json) -> int:
 
 def _is_map(value: Json) -> bool:
     return isinstance(value, dict)
-
-
-def _blame_pattern(lowered: Lowered) -> None:
-    for pointer, pattern in lowered.patterns:
-        try:
-            pattern.check()
-        except GrammarError as error:
-            refuse(str(error), pointer)
 
 
 def _refuse_cycles(atlas: Atlas, lowered: Lowered) -> None:

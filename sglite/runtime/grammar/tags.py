@@ -25,7 +25,11 @@ def lowered_tags(source: str) -> str:
         _refuse('it needs "structures" and "triggers", lists that are not empty', "")
     if len(structures) > MAX_STRUCTURES:
         _refuse(f"more than {MAX_STRUCTURES} structures", "/structures", "limit")
-    return json.dumps([_structure(item, triggers, f"/structures/{i}") for i, item in enumerate(structures)])
+    placed = [_structure(item, triggers, f"/structures/{i}") for i, item in enumerate(structures)]
+    for i, trigger in enumerate(triggers):
+        if not any(item["begin"].startswith(trigger) for item in placed):
+            _refuse("no structure begins with it", f"/triggers/{i}")
+    return json.dumps(placed)
 
 
 def _structure(item: Any, triggers: list[str], pointer: str) -> dict[str, Any]:
