@@ -13,6 +13,7 @@ from torch import Tensor
 
 BlockFormat = Literal["Q4_0", "Q4_1", "Q8_0"]
 BLOCK = 32
+_LOW = 0x0F0F0F0F0F0F0F0F
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class BlockQuantized:
         """int8 [rows, columns / 32, 32] with Q4_0's shift applied."""
         if self.format == "Q8_0":
             return self.codes
-        nibbles = torch.cat([self.codes & 0x0F, self.codes >> 4], dim=-1).to(torch.int8)
+        eights = self.codes.view(torch.int64)  # of nibbles that move together
+        nibbles = torch.cat([eights & _LOW, (eights >> 4) & _LOW], dim=-1).view(torch.int8)
         return nibbles - 8 if self.format == "Q4_0" else nibbles
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -49,7 +51,7 @@ class BlockQuantized:
             values = values + self.offset.unsqueeze(-1)
         return values.reshape(self.shape).to(dtype)
 
-    def rows(self, index: Tensor) -> BlockQuantized:
+    def rows(self, index: Tensor | slice) -> BlockQuantized:
         """The same matrix with its rows taken in another order (or a part of them)."""
         offset = None if self.offset is None else self.offset[index]
         return BlockQuantized(self.format, self.codes[index], self.scale[index], offset)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -14,6 +14,8 @@ from sglite.kernels.weights import BLOCK, BlockQuantized, WeightSource, dense
 
 PANEL = 16
 """Rows of a weight that lie together."""
+_ROWS = 256
+"""Rows that are rounded at a time: their values in fp32 stay in the cache."""
 
 WeightFormat = Literal["dense", "int8", "int4"]
 
@@ -64,15 +66,21 @@ def _matrix(
 
 def _pack_dense(weights: Sequence[WeightSource], bias: Tensor | None, arena: Arena) -> NativeLinear:
     codes = torch.cat([_padded(dense(w, torch.float32), 1, 32).to(torch.bfloat16) for w in weights])
-    return _matrix(DENSE, weights, 32, _in_panels(_padded_rows(codes), 2), None, None, None, bias, arena)
+    return _matrix(DENSE, weights, 32, _in_panels(_padded_rows(codes)), None, None, None, bias, arena)
 
 
 def _pack_int8(weights: Sequence[WeightSource], bias: Tensor | None, arena: Arena) -> NativeLinear:
     """One symmetric scale for each row of the weight."""
-    pairs = [_int8_rows(w) for w in weights]
+    pairs = [_int8_rows(part) for w in weights for part in _parts(w)]
     codes, scale = (_padded_rows(torch.cat(parts)) for parts in zip(*pairs, strict=True))
     sums = codes.sum(dim=1, dtype=torch.int32)
-    return _matrix(INT8, weights, 64, _in_panels(codes, 4), scale, None, sums, bias, arena)
+    return _matrix(INT8, weights, 64, _in_panels(codes), scale, None, sums, bias, arena)
+
+
+def _parts(weight: WeightSource) -> Iterator[WeightSource]:
+    for start in range(0, weight.shape[0], _ROWS):
+        rows = slice(start, start + _ROWS)
+        yield weight.rows(rows) if isinstance(weight, BlockQuantized) else weight[rows]
 
 
 def _int8_rows(weight: WeightSource) -> tuple[Tensor, Tensor]:
@@ -88,7 +96,7 @@ def _pack_int4(weights: Sequence[WeightSource], bias: Tensor | None, arena: Aren
     groups = codes.shape[1]
     quads = codes.view(-1, PANEL, groups, 2, 4, 4)  # [panel, n, group, half, i, j]
     nibbles = quads[:, :, :, 0] | (quads[:, :, :, 1] << 4)
-    by_group = nibbles.permute(0, 2, 3, 1, 4)  # [panel, group, i, n, j]
+    by_group = nibbles.view(torch.int32).squeeze(4).permute(0, 2, 3, 1)  # [panel, group, i, n], four bytes j each
     scale, minimum = (x.view(-1, PANEL, groups).transpose(1, 2).half() for x in (scale, minimum))
     return _matrix(INT4, weights, BLOCK, by_group, scale, minimum, None, bias, arena)
 
@@ -109,9 +117,10 @@ def _int4_blocks(weight: WeightSource) -> tuple[Tensor, Tensor, Tensor]:
     return codes.to(torch.uint8), scale, minimum
 
 
-def _in_panels(codes: Tensor, unit: int) -> Tensor:
-    """[N, K] -> [panel, K / unit, n, unit]"""
-    return codes.view(-1, PANEL, codes.shape[1] // unit, unit).transpose(1, 2)
+def _in_panels(codes: Tensor) -> Tensor:
+    """[N, K] -> [panel, unit, n], a unit being the codes of four bytes: moved as one number, they move fast."""
+    units = codes.view(torch.int32)
+    return units.view(-1, PANEL, units.shape[1]).transpose(1, 2)
 
 
 def _ceil(n: int, unit: int) -> int:
