@@ -15,6 +15,7 @@ from sglite.lang.options import given_options
 from sglite.lang.run import as_backend, forget_info, get_default, set_default
 from sglite.lang.schema import dtype_of, from_json_schema, from_type
 from sglite.lang.waiting import background
+from sglite.lang.wording import GEN_WORDS
 from sglite.protocol import Backend, Constraint, Whitespace
 from sglite.reasoning import reasoning_format
 
@@ -77,7 +78,7 @@ def _generation(arguments: dict[str, Any]) -> Gen | Select:
         raise ProgramError(f"gen({name!r}): choices_method needs choices")
     wanted = [arguments.pop(argument) for argument in shapes]
     method = arguments.pop("choices_method", None)
-    given = given_options({_WORDS.get(argument, argument): value for argument, value in arguments.items()})
+    given = given_options({GEN_WORDS.get(argument, argument): value for argument, value in arguments.items()})
     details = _details(name, given, shapes)
     if not shapes:
         return Gen(name, tuple(given.items()))
@@ -109,8 +110,6 @@ def _detailed(node: Gen, details: Mapping[str, Any]) -> Gen:
 _DETAILS: dict[str, tuple[Any, ...]] = {"json_whitespace": get_args(Whitespace), "field_confidence": (True, False)}
 _LOGPROB_WORDS = frozenset({"return_logprob", "logprob_start_len", "top_logprobs_num"})
 _SHAPES = ("dtype", "choices", "regex", "json_schema", "schema")
-_WORDS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
-"""What the protocol calls arguments of ``gen``, where it has other words."""
 
 
 class GenOptions(TypedDict, total=False):
@@ -176,7 +175,8 @@ def select(
 def _choose(name: str | None, given: Mapping[str, Any], choices: Any, method: ChoicesMethod | str | None) -> Select:
     others = sorted(given.keys() - {"temperature"})
     if others:
-        raise ProgramError(f"gen({name!r}): {others[0]} has no effect together with choices; leave it out")
+        written = next((word for word, theirs in GEN_WORDS.items() if theirs == others[0]), others[0])
+        raise ProgramError(f"gen({name!r}): {written} has no effect together with choices; leave it out")
     return select(name, choices, given.get("temperature", 0.0), method)
 
 

@@ -34,6 +34,7 @@ from sglite.lang.transcript import Mark, Transcript
 from sglite.lang.turns import Turns
 from sglite.lang.variables import Site, Variable, located
 from sglite.lang.waiting import Signal, take_back_cancellation
+from sglite.lang.wording import as_written
 from sglite.protocol import ProgramInfo
 
 Item = tuple[Expr, Variable | None, Site | None]
@@ -326,7 +327,7 @@ class Branch:
         """The branch ends here: this node and everything after it fail with the same error."""
         node, variable, site = item
         if self.error is None:
-            self.error = located(error, describe(node), site, self._request_id)
+            self.error = located(as_written(error, node), describe(node), site, self._request_id)
         abandon(node, variable, self.error)
         self.run.changed.notify()
 

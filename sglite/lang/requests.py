@@ -9,8 +9,6 @@ from sglite.lang.options import changed as changed
 from sglite.protocol import ModelInfo, Prompt, Text, Tokens
 
 _EVERYWHERE = frozenset({"n", "max_new_tokens"})
-_WORDS = {"min_new_tokens": "min_tokens"}
-"""Where ``gen`` calls an option differently."""
 
 
 def check(node: Gen, made: Plan, info: ModelInfo) -> None:
@@ -29,7 +27,7 @@ def check(node: Gen, made: Plan, info: ModelInfo) -> None:
     if made.sampling.n > 1 and not can.n:
         raise _lacks("n", info, "several samples per request")
     for name in made.changed - can.sampling - _EVERYWHERE:
-        raise _lacks(_WORDS.get(name, name), info, f"sampling option {name}", can.sampling)
+        raise _lacks(name, info, f"sampling option {name}", can.sampling)
 
 
 def _lacks(argument: str, info: ModelInfo, what: str, has: frozenset[str] = frozenset()) -> UnsupportedError:

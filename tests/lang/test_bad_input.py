@@ -195,7 +195,7 @@ def test_no_backend() -> None:
         ({"choices": ["a", ""]}, "not empty"),
         ({"choices": ["a", "b", "a"]}, "'a' is there twice"),
         ({"choices": ["a", 1]}, "not 1"),
-        ({"choices": ["a"], "max_tokens": 3}, "max_new_tokens has no effect"),
+        ({"choices": ["a"], "max_tokens": 3}, "max_tokens has no effect"),
         ({"choices": ["a"], "choices_method": "best"}, "choices_method must be one of"),
         ({"choices_method": "exact"}, "needs choices"),
         ({"dtype": complex}, "dtype must be"),
@@ -232,7 +232,8 @@ def test_gen_refuses_what_is_no_grammar(options, param) -> None:
         ({"temperature": -1.0}, "temperature"),
         ({"top_k": 0}, "top_k"),
         ({"n": 0}, "n"),
-        ({"max_tokens": "many"}, "max_new_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"stop": ""}, "stop"),
         ({"return_logprob": False, "top_logprobs_num": 2}, "top_logprobs_num"),
     ],
@@ -250,6 +251,33 @@ def test_options_are_checked_before_anything_is_sent(options, param) -> None:
     assert caught.value.param == param
     assert "test_bad_input.py" in str(caught.value)
     assert mock.requests == []
+
+
+def test_an_error_says_the_words_that_were_written() -> None:
+    @sgl.function
+    def program(s, **options):
+        s += "x" + sgl.gen("x", **options)
+
+    ours = program.run(min_tokens=9, max_tokens=3, backend=MockBackend()).error()
+    assert isinstance(ours, InvalidRequestError)
+    assert "_new_" not in str(ours) and "min_tokens must be" in str(ours)
+    with pytest.raises(InvalidRequestError, match="max_new_tokens") as caught:
+        program.run(max_new_tokens=-1, backend=MockBackend())
+    assert caught.value.param == "max_new_tokens"
+
+
+def test_a_refused_schema_names_the_argument_that_made_it() -> None:
+    class Refusing(MockBackend):
+        async def generate(self, request):
+            raise GrammarError("too large", param=request.constraint.kind)
+            yield
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x", dtype=int)
+
+    error = program.run(backend=Refusing()).error()
+    assert isinstance(error, GrammarError) and error.param == "dtype"
 
 
 def test_an_unknown_keyword_is_named() -> None:
