@@ -179,3 +179,17 @@ def test_vocabulary_needs_an_eos_inside_the_logits():
     for eos in ((), (7,)):
         with pytest.raises(ConfigError):
             Vocabulary("{}", 7, eos)
+
+
+def test_a_mask_from_before_a_rollback_does_not_come_back(bench):
+    """llguidance 1.9.1 alone would allow ``null`` as a key here."""
+    schema = {"properties": {"q": {"type": "array", "items": {"type": "null"}}, "a": {"type": "string"}}}
+    grammar = bench.compile("json_schema", json.dumps({"type": "object", "required": ["a"]} | schema))
+    one, other = grammar.matcher(), grammar.matcher()
+    word = {text: id for id, text in enumerate(bench.masks.tokens.bytes_of)}
+    assert all(one.accept([word[text]]) for text in (b'{"', b"q", b'"', b":", b"[", b"null", b","))
+    bench.allowed(one)
+    one.rollback(2)
+    for matcher, texts in ((one, (b"]", b",")), (other, (b'{"', b"q", b'"', b":", b"[", b"]", b","))):
+        assert all(matcher.accept([word[text]]) for text in texts)
+    assert bench.allowed(one) == bench.allowed(other)

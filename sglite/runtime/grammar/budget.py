@@ -132,9 +132,8 @@ class Budget:
         self.left += n
         self.way, self._bound = self._before[-n]
         del self._before[-n:]
-        if self._bytes is not None and self._read > length:
-            self._bytes.rollback(self._read - length)
-            self._read = length
+        if self._read > length:
+            self._bytes, self._read = None, 0
 
     def forget(self) -> None:
         """The way leads through what was refused since it was found."""

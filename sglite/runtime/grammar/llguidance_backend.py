@@ -1,54 +1,35 @@
 """llguidance behind the grammar seam: the default engine for masks.
 
 llguidance raises nothing: after every call that can fail ``is_error`` is asked, and because a wrong token leaves a
-matcher broken for good, tokens are validated before they are consumed. EOS never reaches it (it would not count for
-its rollback); the wrapper keeps that bit itself.
+matcher broken for good, tokens are validated before they are consumed. EOS never reaches it; the wrapper keeps that
+bit itself.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import llguidance
 import numpy as np
 
 from sglite.errors import GrammarError
-from sglite.protocol import Constraint, ConstraintKind, Whitespace
+from sglite.protocol import Constraint
 from sglite.runtime.grammar.base import MaskBatch, MaskRow
-from sglite.runtime.grammar.gbnf import is_gbnf, lark_of
+from sglite.runtime.grammar.llguidance_bytes import LLGuidanceBytes, byte_tokenizer
+from sglite.runtime.grammar.llguidance_text import grammar_error, grammar_text
+from sglite.runtime.grammar.mask_memory import NUMBERS, Key, MaskMemory, Trail, places_of
+from sglite.runtime.grammar.places import Places
 from sglite.runtime.grammar.tokens import TokenTable
 from sglite.runtime.grammar.vocabulary import Vocabulary
 
 VERSION = llguidance._lib.get_version()
-SEPARATORS: dict[str, Any] = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
-"""At most one space, and only where json.dumps would put one: models loop in free whitespace, and fixed
-whitespace is what makes keys forced."""
-
-_JSON_OPTIONS: dict[str, Any] = {
-    "whitespace_pattern": None,
-    "coerce_one_of": False,
-    "lenient": False,
-    "json_allowed_escapes": None,
-    "json_allow_general_unicode_escapes": True,
-}
-_WHITESPACE: dict[Whitespace, dict[str, Any]] = {
-    "spaced": SEPARATORS,
-    "compact": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False},
-    "pretty": {
-        "item_separator": ",",
-        "key_separator": ":",
-        "whitespace_flexible": True,
-        "whitespace_pattern": "\\n {0,16}| ",
-    },
-}
-_OPTIONS = {name: json.dumps(_JSON_OPTIONS | spaces) for name, spaces in _WHITESPACE.items()}
 MAX_SECONDS = 0.5
 """Of CPU time for one compilation. Real schemas of 55 KB take a tenth of it."""
+MEMORY = 64 << 20
+"""Bytes of masks of all grammars: 10,000 for a vocabulary of 49,152."""
 LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 
 
@@ -56,8 +37,10 @@ class LLGuidanceBackend:
     name = "llguidance"
     kinds: frozenset[str] = frozenset({"json_schema", "json_object", "regex", "choices", "ebnf", "structural_tag"})
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, memory: int = MEMORY) -> None:
+        """Masks that may come again are kept in ``memory`` bytes."""
         self.vocabulary = vocabulary
+        self.memory = MaskMemory(memory)
         self._tokenizer = _tokenizer(vocabulary)
         self._limits = llguidance.LLParserLimits(**LIMITS)
         self.tokens = token_table(vocabulary, self._tokenizer)
@@ -65,30 +48,46 @@ class LLGuidanceBackend:
     def compile(self, constraint: Constraint) -> LLGuidanceGrammar:
         """Takes milliseconds, within llguidance's own limits on time and memory, and ours on time."""
         begun = time.thread_time()
-        source = _grammar(constraint)
+        source = grammar_text(constraint)
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise grammar_error(matcher.get_error(), constraint.kind)
         if time.thread_time() - begun > MAX_SECONDS:  # its other masks would cost as much, on the engine's thread
             message = f"{constraint.kind} takes too long to compile; make it smaller"
             raise GrammarError(message, kind="limit", param=constraint.kind)
-        return LLGuidanceGrammar(matcher, self.vocabulary, constraint, source)
+        return LLGuidanceGrammar(matcher, self, constraint, source)
 
 
 class LLGuidanceGrammar:
     """A compiled grammar: a matcher at the start, to be copied, and its mask: an empty language shows in that."""
 
-    def __init__(self, root: Any, vocabulary: Vocabulary, constraint: Constraint, source: str) -> None:
+    def __init__(self, root: Any, backend: LLGuidanceBackend, constraint: Constraint, source: str) -> None:
         self._root = root
-        self._vocabulary = vocabulary
         self._source = source
-        self.kind = constraint.kind
+        self._constraint = constraint
         self.nbytes = 64 * 1024 + 50 * len(constraint.source)
-        self._first = np.zeros(vocabulary.words, np.int32)
-        LLGuidanceMatcher(root.deep_copy(), vocabulary, self.kind).fill(self._first)
+        self.backend = backend
+        self.kind = constraint.kind
+        self.number = next(NUMBERS)
+        self._first: MaskRow | None = None
+        first = np.zeros(backend.vocabulary.words, np.int32)
+        self.matcher().fill(first)
+        self._first = first
 
     def matcher(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self._root.deep_copy(), self._vocabulary, self.kind, first=self._first)
+        return LLGuidanceMatcher(self._root.deep_copy(), self, Trail(self), first=self._first)
+
+    @cached_property
+    def places(self) -> Places:
+        return places_of(self._constraint)
+
+    def after(self, ids: Sequence[int]) -> Any:
+        """llguidance's matcher after ``ids``. Its own rollback is not used: it keeps the last mask that was computed,
+        and shows it again at another place that has as many rows."""
+        matcher = self._root.deep_copy()
+        fine = matcher.consume_tokens(list(ids))
+        assert fine, f"tokens were accepted before: {matcher.get_error()}"
+        return matcher
 
     def byte_matcher(self) -> LLGuidanceBytes:
         return LLGuidanceBytes(self._byte_root.deep_copy())
@@ -96,79 +95,22 @@ class LLGuidanceGrammar:
     @cached_property
     def _byte_root(self) -> Any:
         limits = llguidance.LLParserLimits(**LIMITS)
-        return llguidance.LLMatcher(_byte_tokenizer(), self._source, log_level=0, limits=limits)
-
-
-class LLGuidanceBytes:
-    """See way_out.ByteMatcher."""
-
-    __slots__ = ("_ll",)
-
-    def __init__(self, ll: Any) -> None:
-        self._ll = ll
-
-    @property
-    def accepting(self) -> bool:
-        return bool(self._ll.is_accepting()) and not self._ll.is_error()
-
-    def accept(self, data: bytes) -> bool:
-        return bool(self._ll.consume_tokens(list(data)))
-
-    def allowed(self) -> bytes:
-        if self._ll.is_stopped():
-            return b""
-        bits = self._ll.compute_bitmask()[: EOS_BYTE // 8]
-        return b"".join(map(tuple.__getitem__, _BYTES_OF, bits))
-
-    def forced(self) -> bytes:
-        return b"" if self._ll.is_stopped() else bytes(self._ll.compute_ff_bytes())
-
-    def rollback(self, n: int) -> None:
-        fine = n == 0 or self._ll.rollback(n)
-        assert fine, f"rollback of {n} bytes: {self._ll.get_error()}"
-
-    def clone(self) -> LLGuidanceBytes:
-        return LLGuidanceBytes(self._ll.deep_copy())
-
-
-EOS_BYTE = 256
-_BYTES_OF = tuple(
-    tuple(bytes(8 * i + bit for bit in range(8) if bits >> bit & 1) for bits in range(256))
-    for i in range(EOS_BYTE // 8)
-)
-"""The bytes that the i-th byte of a mask allows."""
-
-
-class _Bytes:
-    """A tokenizer in which every byte is a token, as llguidance's TokenizerWrapper wants it."""
-
-    eos_token_id = EOS_BYTE
-    bos_token_id = None
-    special_token_ids: ClassVar[list[int]] = [EOS_BYTE]
-    tokens: ClassVar[list[bytes]] = [*(bytes([byte]) for byte in range(256)), b"<eos>"]
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
-
-@cache
-def _byte_tokenizer() -> Any:
-    return llguidance.LLTokenizer(
-        llguidance.TokenizerWrapper(_Bytes()), n_vocab=EOS_BYTE + 1, eos_token=EOS_BYTE, slices=[]
-    )
+        return llguidance.LLMatcher(byte_tokenizer(), self._source, log_level=0, limits=limits)
 
 
 class LLGuidanceMatcher:
-    """One place in the grammar. ``accept`` takes 1 us a token, ``fill`` 5 to 500 us, ``clone`` 1 us."""
+    """One place in the grammar. ``accept`` takes 1 us a token, ``clone`` 1 us, ``fill`` 5 to 500 us, or 3 where the
+    mask is known."""
 
-    __slots__ = ("_ended", "_kind", "_ll", "_vocabulary", "first")
+    __slots__ = ("_ended", "_grammar", "_ll", "_trail", "_vocabulary", "first")
 
     def __init__(
-        self, ll: Any, vocabulary: Vocabulary, kind: str, ended: bool = False, first: MaskRow | None = None
+        self, ll: Any, grammar: LLGuidanceGrammar, trail: Trail, ended: bool = False, first: MaskRow | None = None
     ) -> None:
         self._ll = ll
-        self._vocabulary = vocabulary
-        self._kind = kind
+        self._grammar = grammar
+        self._vocabulary = grammar.backend.vocabulary
+        self._trail = trail
         self._ended = ended
         self.first = first
         """The mask of this place, where it is known: at the start."""
@@ -183,12 +125,30 @@ class LLGuidanceMatcher:
 
     def fill(self, row: MaskRow) -> None:
         assert row.shape == (self._vocabulary.words,) and row.flags["C_CONTIGUOUS"]
-        if self.first is not None:
-            row[:] = self.first
-            return
-        self._ll.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        self.mark_end(row)
-        self.check_row(row, int(np.count_nonzero(row)))
+        if not self.recall(row):
+            self._ll.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            self.mark_end(row)
+            self.check_row(row, int(np.count_nonzero(row)))
+            self.remember(row)
+
+    def recall(self, row: MaskRow) -> bool:
+        """Write the mask where it is known."""
+        known = self.first
+        if known is None and (key := self._key) is not None:
+            known = self._grammar.backend.memory.get(key)
+        if known is not None:
+            row[:] = known
+        return known is not None
+
+    def remember(self, row: MaskRow) -> None:
+        """Where bytes are forced the mask is their canonical tokenisation, which depends on the tokens before."""
+        key = self._key
+        if key is not None and not self._ll.compute_ff_bytes():
+            self._grammar.backend.memory.put(key, row)
+
+    @property
+    def _key(self) -> Key | None:
+        return None if self._ended else self._trail.key()
 
     def mark_end(self, row: MaskRow) -> None:
         """In a row that llguidance wrote: EOS only where the text may end."""
@@ -199,12 +159,12 @@ class LLGuidanceMatcher:
     def check_row(self, row: MaskRow, words: int) -> None:
         """Never nothing at all; ``words`` of the row are not 0."""
         if self._ll.is_error() and "NoExtension" not in self._ll.get_error():
-            raise grammar_error(self._ll.get_error(), self._kind)
+            raise grammar_error(self._ll.get_error(), self._grammar.kind)
         if words < 2 and not self._can_go_on(row):
             raise GrammarError(
                 "nothing the model's tokens can spell satisfies the constraint",
                 kind="unsatisfiable",
-                param=self._kind,
+                param=self._grammar.kind,
             )
 
     def _can_go_on(self, row: MaskRow) -> bool:
@@ -223,8 +183,9 @@ class LLGuidanceMatcher:
             return False
         self.first = None
         self._ll.consume_tokens(list(body))
+        self._trail.extend(body)
         if end and not self.accepting:
-            self._ll.rollback(len(body))
+            self.rollback(len(body))
             return False
         self._ended = end
         return True
@@ -240,14 +201,14 @@ class LLGuidanceMatcher:
             self._ended = False
             n -= 1
         if n:
-            fine = self._ll.rollback(n)
-            assert fine, f"rollback of {n} tokens: {self._ll.get_error()}"
+            self._trail.rollback(n)
+            self._ll = self._grammar.after(self._trail.ids)
 
     def forced(self) -> list[int]:
         return [] if self.terminated else list(self._ll.compute_ff_tokens())
 
     def clone(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self._ll.deep_copy(), self._vocabulary, self._kind, self._ended, self.first)
+        return LLGuidanceMatcher(self._ll.deep_copy(), self._grammar, self._trail.clone(), self._ended, self.first)
 
 
 def token_table(vocabulary: Vocabulary, tokenizer: Any | None = None) -> TokenTable:
@@ -269,15 +230,17 @@ def fill_rows(matchers: Sequence[tuple[int, LLGuidanceMatcher]], mask: MaskBatch
     Returns the rows that failed with their errors; what is in those rows means nothing.
     """
     assert mask.dtype == np.int32 and mask.ndim == 2 and mask.flags["C_CONTIGUOUS"]
-    fresh = [(row, matcher) for row, matcher in matchers if matcher.first is None]
-    for row, matcher in matchers:
-        if matcher.first is not None:
-            mask[row] = matcher.first
-    if fresh:
-        work = [(matcher._ll, row) for row, matcher in fresh]
-        _executor().unsafe_compute_mask_ptr(work, mask.ctypes.data, mask.shape[1] * 4, mask.shape[0])
-        _mark_ends(fresh, mask)
-    return _failures(matchers, mask)
+    fresh = [(row, matcher) for row, matcher in matchers if not matcher.recall(mask[row])]
+    if not fresh:
+        return {}
+    work = [(matcher._ll, row) for row, matcher in fresh]
+    _executor().unsafe_compute_mask_ptr(work, mask.ctypes.data, mask.shape[1] * 4, mask.shape[0])
+    _mark_ends(fresh, mask)
+    failed = _failures(fresh, mask)
+    for row, matcher in fresh:
+        if row not in failed:
+            matcher.remember(mask[row])
+    return failed
 
 
 def _mark_ends(matchers: Sequence[tuple[int, LLGuidanceMatcher]], mask: MaskBatch) -> None:
@@ -292,11 +255,11 @@ def _mark_ends(matchers: Sequence[tuple[int, LLGuidanceMatcher]], mask: MaskBatc
 
 def _failures(matchers: Sequence[tuple[int, LLGuidanceMatcher]], mask: MaskBatch) -> dict[int, GrammarError]:
     """Only what allows little is looked at closely: a matcher that fails allows no more than EOS."""
-    halves = np.array_split(mask, 2, axis=1)
+    halves = np.array_split(mask[[row for row, _ in matchers]], 2, axis=1)
     plenty = np.logical_and(*(np.bitwise_or.reduce(half, axis=1) != 0 for half in halves)).tolist()
     failed = {}
-    for row, matcher in matchers:
-        if not plenty[row]:
+    for (row, matcher), enough in zip(matchers, plenty, strict=True):
+        if not enough:
             try:
                 matcher.check_row(mask[row], int(np.count_nonzero(mask[row])))
             except GrammarError as error:
@@ -322,82 +285,3 @@ def forbid(row: MaskRow, ids: Sequence[int]) -> None:
 @cache
 def _executor() -> Any:
     return llguidance.LLExecutor()
-
-
-# ------------------------------------------------------------------------------------------------ grammars as text
-
-
-def _grammar(constraint: Constraint) -> str:
-    if constraint.kind == "json_object":
-        return _json('{"type": "object"}', constraint.whitespace)
-    if constraint.kind == "json_schema":
-        return _json(constraint.source, constraint.whitespace)
-    return _SOURCES[constraint.kind](constraint.source)
-
-
-def _json(schema: str, whitespace: Whitespace) -> str:
-    """As LLMatcher.grammar_from_json_schema, which reads and writes the schema once more to put options into it."""
-    comma = "" if schema == "{}" else ", "
-    return f'{{"grammars": [{{"json_schema": {schema[:-1]}{comma}"x-guidance": {_OPTIONS[whitespace]}}}}}]}}'
-
-
-def _regex(source: str) -> str:
-    return str(llguidance.LLMatcher.grammar_from_regex(source))
-
-
-def _choices(source: str) -> str:
-    literals = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(source))
-    return str(llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(literals)))
-
-
-def _structural_tag(source: str) -> str:
-    """``source`` is a list of structures as tags.lowered_tags makes them."""
-    tags = [
-        llguidance.StructTag(
-            trigger=item["trigger"],
-            begin=item["begin"],
-            grammar=item["schema"] | {"x-guidance": SEPARATORS},
-            end=item["end"],
-        )
-        for item in json.loads(source)
-    ]
-    lark = llguidance.StructTag.to_grammar(tags, assume_special=False)
-    return str(llguidance.LLMatcher.grammar_from_lark(lark))
-
-
-def _ebnf(source: str) -> str:
-    """Lark, or GBNF, known by its ``::=``."""
-    return str(llguidance.LLMatcher.grammar_from_lark(lark_of(source) if is_gbnf(source) else source))
-
-
-_SOURCES: dict[ConstraintKind, Callable[[str], str]] = {
-    "regex": _regex,
-    "choices": _choices,
-    "ebnf": _ebnf,
-    "structural_tag": _structural_tag,
-}
-
-# -------------------------------------------------------------------------------------------------------- messages
-
-_KINDS = (
-    ("limit", re.compile("too (complex|big|large|many|deep)|limit|fuel|exceed", re.IGNORECASE)),
-    ("unsatisfiable", re.compile("unsatisfiable", re.IGNORECASE)),
-    (
-        "unsupported",
-        re.compile("(?:not|only) supported|unsupported|unimplemented|unknown format|not disjoint", re.IGNORECASE),
-    ),
-)
-
-
-def grammar_error(text: str, param: str) -> GrammarError:
-    """llguidance's message as one line, sorted into our kinds, with the position of a fault in a regex."""
-    kind = next((kind for kind, pattern in _KINDS if pattern.search(text)), "malformed")
-    caret = re.search(r"^    ([^\n]*)\n    ( *)\^", text, re.MULTILINE)
-    parsed = re.search(r"error: ([^\n]*)", text)
-    message = parsed.group(1) if parsed and caret else text.split("\n", 1)[0]
-    message = re.sub(r"\s+", " ", message).strip()[:300]
-    pointer = str(len(caret.group(2))) if caret and param == "regex" else None
-    where = f" at position {pointer}" if pointer else ""
-    line = re.match(r"(?:at )?(\d+)\((\d+)\)", message) if param == "ebnf" and kind != "limit" else None
-    pointer = f"{line.group(1)}:{line.group(2)}" if line else pointer
-    return GrammarError(f"{param}: {message}{where}", kind=kind, param=param, pointer=pointer)

@@ -274,8 +274,5 @@ class OutlinesBytes:
     def forced(self) -> bytes:
         return b""
 
-    def rollback(self, n: int) -> None:
-        del self._states[len(self._states) - n :]
-
     def clone(self) -> OutlinesBytes:
         return OutlinesBytes(self._index, list(self._states))

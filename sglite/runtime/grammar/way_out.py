@@ -78,10 +78,6 @@ class ByteMatcher(Protocol):
         """The bytes that must follow."""
         ...
 
-    def rollback(self, n: int) -> None:
-        """Take the last ``n`` bytes back."""
-        ...
-
     def clone(self) -> Self: ...
 
 
