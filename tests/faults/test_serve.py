@@ -124,6 +124,14 @@ def slowest_health_during(server: Server, work: Callable[[], None]) -> float:
     return slowest
 
 
+def answer_to_a_head(server: Server) -> bytes:
+    """What a client hears whose request's body does not come."""
+    host, _, port = server.url.rpartition("/")[2].partition(":")
+    with socket.create_connection((host, int(port)), timeout=2) as connection:
+        connection.sendall(f"POST /generate HTTP/1.1\r\nhost: {host}\r\ncontent-length: 9\r\n\r\n".encode())
+        return connection.recv(4096)
+
+
 def gone(pid: int) -> bool:
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
@@ -144,6 +152,7 @@ def test_a_dead_worker_and_then_a_dead_parent() -> None:
         refused = server.post()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
         assert refused.headers["retry-after"]
+        assert answer_to_a_head(server).startswith(b"HTTP/1.1 503 "), "an engine that loads is not kept from it"
         assert stream.error()["code"] == "unavailable"
         assert (server.status("/health"), server.status("/ready")) == (200, 503)
         slowest = 0.0

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 from fastapi import Depends, Request
 
@@ -36,6 +36,19 @@ class Caller:
 
     namespace: str = ""
     is_admin: bool = False
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A backend that can be there and yet not work: its process may be gone, or hang. Both raise UnavailableError."""
+
+    def check_loaded(self) -> None:
+        """Whoever asks now would be refused: nothing is there that could answer."""
+        ...
+
+    def check_ready(self) -> None:
+        """And it answers."""
+        ...
 
 
 class Service:

@@ -1,6 +1,7 @@
-"""What is answered before anything is read or a task is made for it: ``/health``, and refusals where there is no room.
+"""Answered before anything is read or a task is made: ``/health``, and refusals where there is no room, or no engine.
 
-A burst of requests beyond what fits then costs as little as can be, and those inside hardly notice it.
+A burst of requests beyond what fits then costs as little as can be: those inside hardly notice it, and neither does an
+engine that is being loaded on the same cores.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from sglite.errors import SgliteError
-from sglite.runtime.server.context import Service
+from sglite.runtime.server.context import Service, Watched
 from sglite.runtime.server.failures import Failure, Refusal, describe, log
 from sglite.runtime.server.gate import host_name
 from sglite.runtime.server.logs import request_id_of
@@ -35,6 +36,7 @@ class Front:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._hosts = frozenset(service.config.allowed_hosts)
+        self._watched = service.engine if isinstance(service.engine, Watched) else None
         self._healthy = service.metrics.http.labels("/health", "200")
 
     def answer(self, scope: Scope) -> Early | None:
@@ -57,6 +59,8 @@ class Front:
     def _full(self, scope: Scope) -> Early | None:
         try:
             self._service.seats.check(more=self._service.starts.waiting)
+            if self._watched is not None:
+                self._watched.check_loaded()
         except (SgliteError, Refusal) as error:
             return self.refusal(describe(error), scope)
         return None

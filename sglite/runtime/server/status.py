@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -12,19 +12,10 @@ from starlette.responses import PlainTextResponse, Response
 import sglite
 from sglite.errors import NotFoundError, UnavailableError
 from sglite.runtime.server import fields as f
-from sglite.runtime.server.context import Context, Ctx
+from sglite.runtime.server.context import Context, Ctx, Watched
 from sglite.runtime.server.jsonbody import StrictRoute
 
 router = APIRouter(route_class=StrictRoute, tags=["status"])
-
-
-@runtime_checkable
-class Watched(Protocol):
-    """A backend that can be there and yet not work: its process may be gone, or hang."""
-
-    def check_ready(self) -> None:
-        """Raises UnavailableError."""
-        ...
 
 
 class Flush(f.Body):

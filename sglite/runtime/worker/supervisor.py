@@ -160,6 +160,10 @@ class Supervisor:
             "worker_silence": worker.silence if worker is not None else 0.0,
         }
 
+    def check_loaded(self) -> None:
+        """Raises UnavailableError while no worker is loaded."""
+        self._ready_worker()
+
     def check_ready(self) -> None:
         """Raises UnavailableError while no worker is loaded, or the one there is does not answer."""
         worker = self._ready_worker()
