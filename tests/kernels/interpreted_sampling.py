@@ -100,7 +100,7 @@ CASES = {
     "no filters, all else": Case(4, 1500, filtered=False, masked=True, edited=True),
     "two tokens": Case(9, 2, masked=True),
     "a word and one": Case(5, 33, masked=True, edited=True, padding=3),
-    "several splits": Case(4, 3001, masked=True, edited=True, padding=7, first=5),
+    "several splits": Case(2, 2101, masked=True, edited=True, padding=7, first=5),
     "flat": Case(4, 2100, scale=0.1, first=6),
     "peaked": Case(9, 1100, scale=20.0),
     "ties": Case(5, 1100, step=2.0, edited=True, first=4),

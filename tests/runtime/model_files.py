@@ -18,6 +18,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from sglite.runtime.loading.gguf import GGUFFile
+
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -115,6 +117,22 @@ def write_gguf(
             _add_tensor(writer, name, tensor.float().numpy(), kind, config if arch == "llama" else None)
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
+    return _written(writer, path)
+
+
+def without_vocabulary(source: Path, copy: Path) -> Path:
+    """A Llama's numbers and tensors as they are, without what transformers needs ten seconds to read."""
+    file, writer = GGUFFile(source), GGUFWriter(copy, "llama")
+    for key, value in file.metadata.items():
+        if key.startswith("llama."):
+            _add(writer, key, value)
+    for name, tensor in file.tensors.items():
+        raw = np.frombuffer(file.raw(tensor), np.float32 if tensor.type == GGMLQuantizationType.F32 else np.uint8)
+        writer.add_tensor(name, raw.reshape(*tensor.shape[:-1], -1), raw_dtype=tensor.type)
+    return _written(writer, copy)
+
+
+def _written(writer: GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
