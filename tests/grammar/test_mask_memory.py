@@ -113,6 +113,7 @@ LEAVES = st.sampled_from(
         {"type": "string", "maxLength": 4},
         {"type": "string", "minLength": 2, "maxLength": 5},
         {"type": "string", "minLength": 3},
+        {"type": "string", "minLength": 25, "maxLength": 60},
         {"type": "string", "pattern": "^(ab|a)+$"},
         {"type": "string", "pattern": "b", "maxLength": 4},
         {"type": "string", "format": "date"},
@@ -249,12 +250,12 @@ def test_no_more_is_kept_than_the_capacity():
     "source", ["a{1,2000}", "(?:){1000}" * 3, "((((x{0}){900}){900}){900}){900}", "(" * 5000, "(?=a)b", "a??"]
 )
 def test_what_no_automaton_is_made_of(source):
-    assert isinstance(places_of(Constraint("regex", source)), TextPlaces)
+    assert isinstance(places_of(Constraint("regex", source), 9), TextPlaces)
 
 
 def test_automata_and_schemas_are_used():
-    assert isinstance(places_of(Constraint("regex", "[a-z]{1,16}(foo|bar)*")), RegexPlaces)
-    assert isinstance(places_of(Constraint("json_schema", "{}")), JsonPlaces)
+    assert isinstance(places_of(Constraint("regex", "[a-z]{1,16}(foo|bar)*"), 9), RegexPlaces)
+    assert isinstance(places_of(Constraint("json_schema", "{}"), 9), JsonPlaces)
 
 
 def test_masks_of_a_guarded_batch(bench):

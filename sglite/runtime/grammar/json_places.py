@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Hashable
-from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -36,6 +35,9 @@ _TYPED = {name: _WORDS.get(name, set()) | _OTHER_WORDS.get(name, set()) for name
 """Words that mean nothing to values of other types."""
 _KINDS = {ord('"'): "string", ord("{"): "object", ord("["): "array"}
 MAX_REFERENCES = 8
+FREE = 1 << 62
+BELOW, WITHIN = -2, -1
+"""Of a string: no token can make it long enough; it is, and none can make it too long."""
 
 
 class Node:
@@ -68,9 +70,9 @@ class Node:
         return self._nodes[key]
 
     @cached_property
-    def counted(self) -> int:
-        """How many characters of a string can matter."""
-        return 1 << 62 if "maxLength" in self._schema else int(self._schema.get("minLength", 0))
+    def length(self) -> tuple[int, int]:
+        """Of a string."""
+        return int(self._schema.get("minLength", 0)), int(self._schema.get("maxLength", FREE))
 
     def _property(self, key: str) -> Json:
         if "patternProperties" in self._schema:
@@ -120,19 +122,7 @@ def _target(reference: str, root: Json) -> Json:
     return node
 
 
-class Part(IntEnum):
-    VALUE = 0
-    """A value is to come, or the end of an empty array."""
-    STRING = 1
-    """Inside a string of which only the length matters."""
-    EXACT = 2
-    """Inside any other value."""
-    AFTER = 3
-    KEY = 4
-    """A key is to come, or the end of an empty object."""
-    NAME = 5
-    COLON = 6
-    END = 7
+Step = Callable[["Place", int], "Place"]
 
 
 class Frame(NamedTuple):
@@ -144,11 +134,11 @@ class Frame(NamedTuple):
 
 
 class Place(NamedTuple):
-    """``around`` is the text so far, values left out. ``text`` is exact: of the key or value one is in, or the
-    beginning of a character; ``length`` counts the characters of a string before it. ``depth`` counts what is open in
-    an exact value. ``space`` is white space at the end."""
+    """``step`` reads the next byte. ``around`` is the text so far, values left out. ``text`` is exact: of the key or
+    value one is in, or the beginning of a character; ``length`` counts the characters of a string before it. ``depth``
+    counts what is open in an exact value. ``space`` is white space at the end."""
 
-    part: Part
+    step: Step
     around: bytes
     frames: tuple[Frame, ...]
     node: Node
@@ -167,25 +157,34 @@ _UNKNOWN = b"?" * (LONGEST + 1)
 
 
 class JsonPlaces:
-    """See places.Places."""
+    """See places.Places. No token has more than ``longest`` bytes."""
 
-    def __init__(self, schema: Json) -> None:
-        self.start = Place(Part.VALUE, b"", (), Node(schema, schema))
+    def __init__(self, schema: Json, longest: int) -> None:
+        self.start = Place(_value, b"", (), Node(schema, schema))
+        self._longest = longest
 
     def after(self, place: Place | None, data: bytes) -> Place | None:
         if place is None:
             return None
-        if place.part is Part.STRING and not place.escaped and not place.text and _ORDINARY(data):
-            return place._replace(length=place.length + len(data))
+        if place.step is _string and not place.escaped and not place.text and _ORDINARY(data):
+            return Place(_string, place.around, place.frames, place.node, b"", place.length + len(data))
         for byte in data:
-            place = _STEPS[place.part](place, byte)
+            place = place.step(place, byte)
         return place
 
     def key(self, place: Place | None) -> Hashable | None:
         if place is None or len(place.text) > LONGEST or len(place.around) > LONGEST_NAME:
             return None
-        length = min(place.length, place.node.counted) if place.part is Part.STRING else 0
-        return place.part, place.around, place.text, length, place.escaped, place.space
+        length = self._distance(place) if place.step is _string else 0
+        return place.step, place.around, place.text, length, place.escaped, place.space
+
+    def _distance(self, place: Place) -> int:
+        """The length of a string where one more token can make it long enough, or too long."""
+        least, most = place.node.length
+        reach = place.length + self._longest
+        if reach < least:
+            return BELOW
+        return WITHIN if least <= place.length and reach <= most else place.length
 
 
 def _value(place: Place, byte: int) -> Place:
@@ -195,9 +194,9 @@ def _value(place: Place, byte: int) -> Place:
         return _close(place)
     node, place = place.node.within(byte), place._replace(space=b"")
     if node is None:
-        return _exact(place._replace(part=Part.EXACT), byte)
+        return _exact(place._replace(step=_exact), byte)
     if byte == _QUOTE:
-        return place._replace(part=Part.STRING, node=node, length=0)
+        return place._replace(step=_string, node=node, length=0)
     frames = (*place.frames, Frame(node, len(place.around), 0))
     return _next(place._replace(around=place.around + bytes((byte,)), frames=frames))
 
@@ -206,14 +205,14 @@ def _next(place: Place) -> Place:
     """Before the next member of what is open."""
     node, _, members = place.frames[-1]
     if place.around[-1:] in (b"{", b";"):
-        return place._replace(part=Part.KEY, space=b"")
-    return place._replace(part=Part.VALUE, node=node.of_item(members), space=b"")
+        return place._replace(step=_key, space=b"")
+    return place._replace(step=_value, node=node.of_item(members), space=b"")
 
 
 def _string(place: Place, byte: int) -> Place:
     if place.escaped:
         if byte == ord("u"):  # how surrogates count is not for here to say
-            return place._replace(part=Part.EXACT, text=_UNKNOWN, quoted=True, escaped=False)
+            return place._replace(step=_exact, text=_UNKNOWN, quoted=True, escaped=False)
         return place._replace(escaped=False, length=place.length + 1)
     if byte == _BACKSLASH:
         return place._replace(escaped=True)
@@ -248,7 +247,7 @@ def _exact(place: Place, byte: int) -> Place:
 
 def _complete(place: Place) -> Place:
     around = place.around + b"v"
-    return Place(Part.AFTER if place.frames else Part.END, around, place.frames, place.node)
+    return Place(_after, around, place.frames, place.node)
 
 
 def _after(place: Place, byte: int) -> Place:
@@ -270,7 +269,7 @@ def _close(place: Place) -> Place:
 def _key(place: Place, byte: int) -> Place:
     if byte in _SPACE:
         return place._replace(space=place.space + bytes((byte,)))
-    return _close(place) if byte == ord("}") else place._replace(part=Part.NAME, text=b'"', space=b"")
+    return _close(place) if byte == ord("}") else place._replace(step=_name, text=b'"', space=b"")
 
 
 def _name(place: Place, byte: int) -> Place:
@@ -278,22 +277,10 @@ def _name(place: Place, byte: int) -> Place:
     if byte != _QUOTE or place.escaped:
         return place._replace(text=text, escaped=byte == _BACKSLASH and not place.escaped)
     node = place.frames[-1].node.of_key(json.loads(text.decode(errors="replace"), strict=False))
-    return place._replace(part=Part.COLON, around=place.around + text, node=node, text=b"")
+    return place._replace(step=_colon, around=place.around + text, node=node, text=b"")
 
 
 def _colon(place: Place, byte: int) -> Place:
     if byte in _SPACE:
         return place._replace(space=place.space + bytes((byte,)))
-    return place._replace(part=Part.VALUE, around=place.around + b":", space=b"")
-
-
-_STEPS: dict[Part, Callable[[Place, int], Place]] = {
-    Part.VALUE: _value,
-    Part.STRING: _string,
-    Part.EXACT: _exact,
-    Part.AFTER: _after,
-    Part.KEY: _key,
-    Part.NAME: _name,
-    Part.COLON: _colon,
-    Part.END: _after,
-}
+    return place._replace(step=_value, around=place.around + b":", space=b"")

@@ -79,7 +79,7 @@ class LLGuidanceGrammar:
 
     @cached_property
     def places(self) -> Places:
-        return places_of(self._constraint)
+        return places_of(self._constraint, self.backend.tokens.longest)
 
     def after(self, ids: Sequence[int]) -> Any:
         """llguidance's matcher after ``ids``. Its own rollback is not used: it keeps the last mask that was computed,

@@ -50,16 +50,16 @@ class MaskMemory:
                 self.nbytes -= self._masks.popitem(last=False)[1].nbytes
 
 
-def places_of(constraint: Constraint) -> Places:
-    """The names that fit a constraint best."""
+def places_of(constraint: Constraint, longest: int) -> Places:
+    """The names that fit a constraint best; no token has more than ``longest`` bytes."""
     try:
         if constraint.kind == "regex":
             return RegexPlaces(constraint.source)
     except (ValueError, RecursionError):
         return TextPlaces()
     if constraint.kind == "json_schema":
-        return JsonPlaces(json.loads(constraint.source))
-    return JsonPlaces({"type": "object"}) if constraint.kind == "json_object" else TextPlaces()
+        return JsonPlaces(json.loads(constraint.source), longest)
+    return JsonPlaces({"type": "object"}, longest) if constraint.kind == "json_object" else TextPlaces()
 
 
 class Placed(Protocol):

@@ -21,6 +21,11 @@ class TokenTable:
     def text(self, ids: Sequence[int]) -> bytes:
         return b"".join(self.bytes_of[id] for id in ids)
 
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self.bytes_of), default=0)
+
     def starting_with(self, prefix: bytes) -> Ids:
         """Ids of the tokens whose bytes begin with ``prefix``, which must not be empty."""
         assert prefix
