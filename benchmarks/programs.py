@@ -8,9 +8,14 @@
 The workloads are those of the SGLang paper (``workloads/``). Every side runs the same DSL programs on the same inputs,
 temperature 0, answers of fixed length; all programs of a workload start at once. Everybody is warmed up, caches are
 emptied before each try, inputs are new in every round, sides take turns and somebody else begins in each round. A try
-begins when the machine is idle, and is made again when other processes used more than a tenth of a core meanwhile. Who
-needs more than half a minute for a workload does it in the first round only. "alone" is the mean time of one program
-while nothing else runs. Prints a table; writes ``programs.json`` and ``programs.png`` beside this file.
+begins when the machine is idle, and is made again when other processes used more than a tenth of a core meanwhile.
+"alone" is the mean time of one program while nothing else runs.
+
+So that slow sides do not keep the run from ending: who would need more than ``--budget`` seconds for a workload, by
+the quarter of it that warmed it up, gets only the first of its programs (a quarter at least), and the table says how
+many; who needs more than half a minute for a workload, or is a peer less than half as fast as the best one, does it in
+the first round only (†). Nothing begins that would end after ``--minutes``. Prints tables, also when it is stopped
+early; writes ``programs.json`` after each try, and ``programs.png``.
 """
 
 from __future__ import annotations
@@ -19,29 +24,29 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 from lib.contestants import FailedError
-from lib.hits import Hits, Recorder, hits
 from lib.sides import Entry, Side, sides, tokenizer
-from lib.standings import Cell, Standings, Taken, plot
-from lib.watch import Watch, settle
+from lib.standings import Standings, plot
+from lib.tries import Terms, measure, warm_up
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from workloads import WORKLOADS, Workload, Writer
+from workloads import WORKLOADS, Workload
 from workloads.base import Prose
 
 from sglite.errors import SgliteError
-from sglite.protocol import Text
+from sglite.protocol import Prompt, Text
 
 HERE = Path(__file__).parent
-FOREIGN_LIMIT = 0.1
-"""Cores."""
+SETTINGS = ("works", "repeats", "retries", "scale", "seed", "budget", "limit", "minutes")
 SLOW_SECONDS = 30.0
-LEAST_SECONDS = 0.5
-"""Below this the machine's own ticks are most of what is measured, so the watch says nothing."""
+OUT_OF_REACH = 2.0
+"""Times slower than the best peer."""
 
 console = Console(width=None if sys.stdout.isatty() else 160)
 
@@ -49,17 +54,22 @@ console = Console(width=None if sys.stdout.isatty() else 160)
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended, too
     options = parse()
+    deadline = time.monotonic() + 60 * options.minutes
     works = [WORKLOADS[name] for name in options.works]
-    model = tokenizer()
-    prose = Prose(lambda text: len(model.encode((Text(text),))))
-    with ExitStack() as stack, progress_bar() as bar:
-        taking_part = started(entries(options), prose, options, stack, bar)
-        standings = Standings([side.name for side in taking_part], [side.name for side in taking_part if side.ours], {})
-        standings.settings = {name: getattr(options, name) for name in ("works", "repeats", "retries", "scale", "seed")}
-        for _ in rounds(taking_part, works, prose, model.encode, options, standings, bar):
-            if options.json is not None:  # a run takes long: what is known is written at once
-                standings.write(options.json)
-    standings.show(console)
+    terms = terms_of(options)
+    standings = Standings([], [], {name: getattr(options, name) for name in SETTINGS})
+    try:
+        with ExitStack() as stack, progress_bar() as bar:
+            taking_part = started(entries(options), works, terms, stack, bar)
+            standings.names = [each.side.name for each in taking_part]
+            standings.ours = [each.side.name for each in taking_part if each.side.ours]
+            for _ in tries(taking_part, works, options.repeats, deadline, terms, standings, bar):
+                if options.json is not None:  # a run takes long: what is known is written at once
+                    standings.write(options.json)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        standings.show(console)
     if options.json is not None and (notice := plot(standings, options.json.with_suffix(".png"))):
         console.print(notice)
 
@@ -76,6 +86,11 @@ def parse() -> argparse.Namespace:
         help="few programs of each workload, one round, no files, peers only with --only",
     )
     parser.add_argument("--ablations", action="store_true", help="sglite with one idea taken away at a time, no peers")
+    parser.add_argument("--budget", type=float, default=40.0, help="seconds that a workload may take (default: 40)")
+    parser.add_argument(
+        "--limit", type=float, default=180.0, help="seconds after which they are cut off (default: 180)"
+    )
+    parser.add_argument("--minutes", type=float, default=39.0, help="nothing begins that would end later (default: 39)")
     parser.add_argument("--scale", type=float, default=1.0, help="times as many programs (default: 1)")
     parser.add_argument("--llama", type=listed, default=["Q4_0"], help="GGUF formats of llama.cpp (default: Q4_0)")
     parser.add_argument("--engine", type=pairs, default={}, metavar="A=B,..", help="options of our engine")
@@ -128,103 +143,79 @@ def entries(options: argparse.Namespace) -> list[Entry]:
     return [entry for entry in found if not wanted or any(entry.name.lower().startswith(prefix) for prefix in wanted)]
 
 
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A side that takes part, with the seconds that a program of each workload took it when it was warmed up."""
+
+    side: Side
+    seconds_each: Mapping[str, float]
+
+
+def terms_of(options: argparse.Namespace) -> Terms:
+    model = tokenizer()
+
+    def encode(prompt: Prompt) -> tuple[int, ...]:
+        return tuple(model.encode(prompt))
+
+    prose = Prose(lambda text: len(encode((Text(text),))))
+    same = {name: getattr(options, name) for name in ("quick", "scale", "seed", "retries", "budget", "limit")}
+    return Terms(prose, encode, **same)
+
+
 def started(
-    found: Sequence[Entry], prose: Prose, options: argparse.Namespace, stack: ExitStack, bar: Progress
-) -> list[Side]:
-    """Everybody who can, warmed up with every workload; who cannot is named and left out."""
+    found: Sequence[Entry], works: list[Workload], terms: Terms, stack: ExitStack, bar: Progress
+) -> list[Contestant]:
+    """Everybody who can, warmed up; who cannot is named and left out."""
     task = bar.add_task("starting", total=len(found))
     taking_part = []
     for entry in found:
         bar.update(task, description=f"starting {entry.name}")
         try:
             side = entry.start()
-        except (FailedError, SgliteError, OSError) as error:
+        except (FailedError, SgliteError, httpx.HTTPError, OSError) as error:
             console.print(f"{entry.name} takes no part: {error}", style="yellow", markup=False)
         else:
             stack.callback(side.close)
             bar.update(task, description=f"warming up {entry.name}")
-            warm_up(side, [WORKLOADS[name] for name in options.works], prose)
-            taking_part.append(side)
+            taking_part.append(Contestant(side, warm_up(side, works, terms)))
         bar.advance(task)
     bar.remove_task(task)
     return taking_part
 
 
-def warm_up(side: Side, works: Sequence[Workload], prose: Prose) -> None:
-    for work in works:
-        batch = work.inputs(Writer(prose, f"warm-up {work.name}"), 1)
-        work.program.run_batch(batch, backend=side.backend)
-
-
-def rounds(
-    taking_part: list[Side],
-    works: Sequence[Workload],
-    prose: Prose,
-    encode: object,
-    options: argparse.Namespace,
+def tries(
+    taking_part: list[Contestant],
+    works: list[Workload],
+    repeats: int,
+    deadline: float,
+    terms: Terms,
     standings: Standings,
     bar: Progress,
-) -> Iterator[int]:
-    """Work by work, everybody in turn; in every round somebody else begins. Yields after each round."""
-    task = bar.add_task("measuring", total=options.repeats * len(works) * len(taking_part))
-    for number in range(options.repeats):
+) -> Iterator[None]:
+    """Work by work, everybody in turn; in every round somebody else begins. Yields after each try."""
+    task = bar.add_task("measuring", total=repeats * len(works) * len(taking_part))
+    for number in range(repeats):
+        first = number % max(1, len(taking_part))
         for work in works:
-            first = number % max(1, len(taking_part))
-            for side in taking_part[first:] + taking_part[:first]:
-                bar.update(task, description=f"round {number + 1}, {work.name}: {side.name}")
-                cell = standings.cell(work.name, side.name)
-                if cell.failure is None and not (number and cell.seconds > SLOW_SECONDS):
-                    measure(side, work, prose, encode, options, number, cell)
+            for each in taking_part[first:] + taking_part[:first]:
+                bar.update(task, description=f"round {number + 1}, {work.name}: {each.side.name}")
+                cell = standings.cell(work.name, each.side.name)
+                if wanted(number, work.name, each.side, standings) and time.monotonic() + cell.seconds < deadline:
+                    cell.all = terms.count(work)
+                    programs = terms.share(work, each.seconds_each.get(work.name))
+                    measure(each.side, work, programs, number, terms, cell)
+                    yield
                 bar.advance(task)
-        yield number
     bar.remove_task(task)
 
 
-def measure(
-    side: Side, work: Workload, prose: Prose, encode, options: argparse.Namespace, number: int, cell: Cell
-) -> None:
-    """A disturbed try is made again; when all were disturbed, the least disturbed counts, and is marked."""
-    tries: list[Taken] = []
-    while len(tries) <= options.retries and not (tries and tries[-1].foreign <= FOREIGN_LIMIT):
-        writer = Writer(prose, f"{options.seed} {work.name} {number} {len(tries)}")
-        taken = one_try(side, work, writer, encode, options)
-        if isinstance(taken, str):
-            cell.failure = taken
-            return
-        tries.append(taken)
-    cell.take(min(tries, key=lambda each: each.foreign), len(tries) - 1, FOREIGN_LIMIT)
-
-
-def one_try(side: Side, work: Workload, writer: Writer, encode, options: argparse.Namespace) -> Taken | str:
-    """What was measured, or why a program failed."""
-    count = work.count.quick if options.quick else round(work.count.full * options.scale)
-    together, alone = work.inputs(writer, max(1, count)), work.inputs(writer, 1 if options.quick else work.count.alone)
-    side.flush()
-    settle()
-    recorder = Recorder(side.backend)
-    watch, began = Watch(side.pid), time.perf_counter()
-    states = work.program.run_batch(together, backend=recorder)
-    seconds = time.perf_counter() - began
-    foreign = watch.foreign_cores() if seconds > LEAST_SECONDS else 0.0
-    side.flush()
-    walls = [one_alone(side, work, inputs, states) for inputs in alone]
-    failed = next((error for state in states if (error := state.error()) is not None), None)
-    if failed is not None:
-        return f"{type(failed).__name__}: {failed}"
-    counted = hits(recorder.seen, encode) if side.ours else Hits(0, 0, 0)
-    pairs = [work.valid(state) for state in states]
-    valid, checked = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
-    tokens = sum(call.new_tokens for state in states for call in state.trace())
-    total = seconds + sum(walls)
-    return Taken(total, len(together) / seconds, sum(walls) / len(walls), foreign, counted, valid, checked, tokens)
-
-
-def one_alone(side: Side, work: Workload, inputs: dict[str, object], states: list[object]) -> float:
-    """Seconds of one program, which is then judged with the others."""
-    began = time.perf_counter()
-    (state,) = work.program.run_batch([inputs], backend=side.backend)
-    states.append(state)
-    return time.perf_counter() - began
+def wanted(number: int, work: str, side: Side, standings: Standings) -> bool:
+    """Whether another try can change anything, at a bearable price."""
+    cell = standings.cell(work, side.name)
+    if number == 0 or cell.failure is not None:
+        return number == 0
+    out_of_reach = side.peer and (standings.behind(work, side.name) or 0) > OUT_OF_REACH
+    return cell.seconds <= SLOW_SECONDS and not out_of_reach
 
 
 if __name__ == "__main__":

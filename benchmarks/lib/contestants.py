@@ -5,8 +5,10 @@ Starting one raises FailedError with its last words; so does a batch that it can
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -46,6 +48,14 @@ class Contestant(Protocol):
     def close(self) -> None: ...
 
 
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """In the child: even a benchmark that is killed leaves no server behind. See prctl(2), PR_SET_PDEATHSIG."""
+    _libc.prctl(1, signal.SIGTERM)
+
+
 class Process:
     """A child whose stderr goes to a file, so that its last words can be quoted."""
 
@@ -53,9 +63,8 @@ class Process:
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115  # closed by stop
         self.command = command
         # A session of its own, so that what it starts can be ended with it.
-        self.child = subprocess.Popen(
-            command, env={**os.environ, **(environment or {})}, stderr=self._log, start_new_session=True, **pipes
-        )
+        pipes |= {"env": {**os.environ, **(environment or {})}, "stderr": self._log, "start_new_session": True}
+        self.child = subprocess.Popen(command, preexec_fn=_end_with_parent, **pipes)
 
     def last_words(self) -> str:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 4000))

@@ -31,7 +31,8 @@ CONTEXT = 4608
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """``pid``: the server's process, None in process. ``close`` ends what was started."""
+    """``pid``: the server's process, None in process. ``close`` ends what was started. ``ours`` is compared with all
+    others; ``peer``: somebody else's work, not a variant of ours."""
 
     name: str
     ours: bool
@@ -39,6 +40,7 @@ class Side:
     flush: Callable[[], None]
     close: Callable[[], None]
     pid: int | None = None
+    peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +82,13 @@ def _llama(program: Path, peers: Path, kind: str) -> Side:
     command = [str(program), "-m", str(model), "--host", "127.0.0.1", "--port", port]
     command += ["-np", str(SLOTS), "-c", str(SLOTS * CONTEXT), "-t", str(THREADS), "-tb", str(THREADS)]
     server = Server(f"http://127.0.0.1:{port}", LlamaDialect(), [*command, "--slot-save-path", slots])
-    backend = _peer(server.url, "llama.cpp")
+    backend = _peer(server, "llama.cpp")
 
     def erase() -> None:
         for slot in range(SLOTS):
             httpx.post(f"{server.url}/slots/{slot}?action=erase", timeout=60, trust_env=False).raise_for_status()
 
-    return Side(f"llama.cpp {kind}", False, backend, erase, server.close, server.pid)
+    return Side(f"llama.cpp {kind}", False, backend, erase, server.close, server.pid, peer=True)
 
 
 def _vllm(peers: Path) -> Side:
@@ -99,19 +101,23 @@ def _vllm(peers: Path) -> Side:
     if openmp := sorted((peers / "vllm").glob("lib/**/libiomp5.so")):  # its best figures need it
         environment["LD_PRELOAD"] = str(openmp[0])
     server = Server(f"http://127.0.0.1:{port}", Dialect(), command, environment)
-    backend = _peer(server.url, "vllm")
+    backend = _peer(server, "vllm")
 
     def reset() -> None:
         httpx.post(f"{server.url}/reset_prefix_cache", timeout=60, trust_env=False).raise_for_status()
 
-    return Side("vLLM bf16", False, backend, reset, server.close, server.pid)
+    return Side("vLLM bf16", False, backend, reset, server.close, server.pid, peer=True)
 
 
-def _peer(url: str, dialect: Any) -> Backend:
-    name = httpx.get(f"{url}/v1/models", timeout=60, trust_env=False).raise_for_status().json()["data"][0]["id"]
-    return sgl.OpenAI(
-        name, base_url=f"{url}/v1", is_chat_model=False, chat_template=chat_template(), dialect=dialect, retries=0
-    )
+def _peer(server: Server, dialect: Any) -> Backend:
+    """Speaks with a server that has just been started, and ends it where that fails."""
+    try:
+        models = httpx.get(f"{server.url}/v1/models", timeout=60, trust_env=False).raise_for_status().json()
+        options = {"is_chat_model": False, "chat_template": chat_template(), "dialect": dialect, "retries": 0}
+        return sgl.OpenAI(models["data"][0]["id"], base_url=f"{server.url}/v1", **options)
+    except BaseException:
+        server.close()
+        raise
 
 
 def chat_template() -> str:

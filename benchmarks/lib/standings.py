@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,16 +18,18 @@ from lib.hits import Hits
 from lib.report import machine
 
 BUSY = "*"
+ONCE = "†"
 LEAST_SHARED = 0.05
 """Of the prompts: below it there is nothing to find, and a share of it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One try: the seconds it took, programs per second of all together, seconds of one alone, cores that others used
-    meanwhile."""
+    """One try: the seconds it took, how many programs ran together, how many of them per second, seconds of one alone,
+    cores that others used meanwhile."""
 
     seconds: float
+    programs: int
     rate: float
     alone: float
     foreign: float
@@ -39,8 +41,10 @@ class Taken:
 
 @dataclass(slots=True)
 class Cell:
-    """A workload on a side, over all rounds. ``failure``: why it has none."""
+    """A workload on a side, over all rounds. ``programs`` of ``all`` ran together in each. ``failure``: why none."""
 
+    all: int = 0
+    programs: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
     foreign: list[float] = field(default_factory=list)
@@ -56,6 +60,7 @@ class Cell:
     failure: str | None = None
 
     def take(self, taken: Taken, discarded: int, limit: float) -> None:
+        self.programs.append(taken.programs)
         self.rates.append(taken.rate)
         self.alone.append(taken.alone)
         self.foreign.append(taken.foreign)
@@ -97,50 +102,80 @@ class Standings:
     def peers(self) -> list[str]:
         return [name for name in self.names if name not in self.ours]
 
+    def fastest(self, work: str) -> str | None:
+        """The peer with most programs per second."""
+        return self._best(work, lambda cell: cell.rate and 1 / cell.rate)
+
+    def quickest(self, work: str) -> str | None:
+        """The peer that needs least for one program alone."""
+        return self._best(work, lambda cell: cell.latency)
+
     def speedup(self, work: str, side: str | None = None) -> float | None:
         """Our programs/s over the best peer's (or over ``side``'s)."""
-        cells = self.cells[work]
-        rates = [cells[name].rate for name in ([side] if side else self.peers) if name in cells]
-        theirs = max((rate for rate in rates if rate), default=None)
-        mine = cells[self.ours[0]].rate if self.ours and self.ours[0] in cells else None
+        mine, theirs = self._mine(work).rate, self._cell(work, side or self.fastest(work)).rate
         return mine / theirs if mine and theirs else None
 
     def slowdown(self, work: str) -> float | None:
         """Our seconds for one program alone over the best peer's."""
-        cells = self.cells[work]
-        latencies = [cells[name].latency for name in self.peers if name in cells]
-        theirs = min((latency for latency in latencies if latency), default=None)
-        mine = cells[self.ours[0]].latency if self.ours and self.ours[0] in cells else None
+        mine, theirs = self._mine(work).latency, self._cell(work, self.quickest(work)).latency
         return mine / theirs if mine and theirs else None
+
+    def behind(self, work: str, peer: str) -> float | None:
+        """How many times as fast the fastest peer is."""
+        best, mine = self._cell(work, self.fastest(work)).rate, self._cell(work, peer).rate
+        return best / mine if best and mine else None
+
+    def _best(self, work: str, cost: Callable[[Cell], float | None]) -> str | None:
+        costs = {name: each for name in self.peers if (each := cost(self._cell(work, name)))}
+        return min(costs, key=lambda name: costs[name], default=None)
+
+    def _mine(self, work: str) -> Cell:
+        return self._cell(work, self.ours[0] if self.ours else None)
+
+    def _cell(self, work: str, side: str | None) -> Cell:
+        return self.cells.get(work, {}).get(side or "", Cell())
 
     # ---- for people --------------------------------------------------------------------------------------------
 
     def show(self, console: Console) -> None:
-        console.print(self._table("programs/s, all at once (more is better)", lambda cell: cell.rate, self.speedup))
-        console.print(self._table("seconds of one program alone (less is better)", lambda c: c.latency, self.slowdown))
+        all_at_once, alone = "programs/s, all at once (more is better)", "seconds of one program alone (less is better)"
+        console.print(self._table(all_at_once, lambda cell: cell.rate, self.speedup, self.fastest))
+        console.print(self._table(alone, lambda cell: cell.latency, self.slowdown, self.quickest))
         console.print(self._quality())
-        if any(cell.noisy for cells in self.cells.values() for cell in cells.values()):
+        every = [cell for cells in self.cells.values() for cell in cells.values()]
+        if any(cell.noisy for cell in every):
             console.print(f"{BUSY} other processes used the machine meanwhile")
+        if any(self._once(cell) for cell in every):
+            console.print(f"{ONCE} one round only: too slow, or a peer out of the best one's reach")
         for work, cells in self.cells.items():
             for name, cell in cells.items():
                 if cell.failure:
                     console.print(f"{work}, {name}: {cell.failure}", style="yellow", markup=False)
 
-    def _table(self, title: str, value: Any, ratio: Any) -> Table:
+    def _table(self, title: str, value: Any, ratio: Any, best: Any) -> Table:
         table = Table("workload", title=title)
         for name in self.names:
             table.add_column(name, justify="right")
-        compared = bool(self.peers)
+        compared = bool(self.peers and self.ours)
         if compared:
             table.add_column("ours / best peer", justify="right")
+            table.add_column("best peer")
         for work, cells in self.cells.items():
-            row = [_number(value(cells.get(name, Cell()))) + _star(cells.get(name)) for name in self.names]
-            table.add_row(work, *row, *([_times(ratio(work))] if compared else []))
+            found = [cells.get(name, Cell()) for name in self.names]
+            row = [_number(value(cell)) + self._marks(cell) for cell in found]
+            table.add_row(work, *row, *([_times(ratio(work)), best(work) or "-"] if compared else []))
         if compared:
             table.add_section()
             mean = geometric_mean([r for work in self.cells if (r := ratio(work))])
             table.add_row("geometric mean", *[""] * len(self.names), _times(mean))
         return table
+
+    def _marks(self, cell: Cell) -> str:
+        part = f" ({min(cell.programs)} of {cell.all})" if cell.programs and min(cell.programs) < cell.all else ""
+        return part + (BUSY if cell.noisy else "") + (ONCE if self._once(cell) else "")
+
+    def _once(self, cell: Cell) -> bool:
+        return len(cell.rates) == 1 and self.settings.get("repeats", 1) > 1
 
     def _quality(self) -> Table:
         table = Table("workload", title="of what could be found cached, found / answers valid")
@@ -153,7 +188,10 @@ class Standings:
     # ---- for machines ------------------------------------------------------------------------------------------
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(self.value(), indent=1) + "\n")
+        """Whole or not at all: whoever is killed meanwhile leaves what was there before."""
+        half = path.with_suffix(".part")
+        half.write_text(json.dumps(self.value(), indent=1) + "\n")
+        half.replace(path)
 
     def value(self) -> dict[str, Any]:
         speedups = {work: self.speedup(work) for work in self.cells}
@@ -164,6 +202,7 @@ class Standings:
             "settings": self.settings,
             "speedup": {**speedups, "geometric mean": geometric_mean([r for r in speedups.values() if r])},
             "alone": {**slowdowns, "geometric mean": geometric_mean([r for r in slowdowns.values() if r])},
+            "best_peer": {work: self.fastest(work) for work in self.cells},
             "workloads": {
                 work: {
                     name: {
@@ -191,10 +230,6 @@ def _number(value: float | None) -> str:
 
 def _times(value: float | None) -> str:
     return f"{value:.2f}x" if value else "-"
-
-
-def _star(cell: Cell | None) -> str:
-    return BUSY if cell and cell.noisy else ""
 
 
 def _quality(cell: Cell) -> str:

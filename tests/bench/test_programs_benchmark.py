@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import io
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from rich.console import Console
 
 from sglite.chat import CHATML
 from sglite.protocol import Text
@@ -25,11 +30,20 @@ def bench() -> Iterator[SimpleNamespace]:
     """The benchmark's modules, importable only here."""
     before = set(sys.modules)
     sys.path.insert(0, str(FOLDER))
-    names = ("workloads", "workloads.base", "lib.hits", "lib.standings", "lib.works")
+    names = (
+        "workloads",
+        "workloads.base",
+        "lib.hits",
+        "lib.standings",
+        "lib.works",
+        "lib.tries",
+        "lib.sides",
+        "programs",
+    )
     yield SimpleNamespace(**{name.rpartition(".")[2]: importlib.import_module(name) for name in names})
     sys.path.remove(str(FOLDER))
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("workloads", "lib"):
+        if name.partition(".")[0] in ("workloads", "lib", "programs"):
             del sys.modules[name]
 
 
@@ -109,7 +123,7 @@ def test_standings_compare_with_the_best_peer(bench: SimpleNamespace) -> None:
         cell = standings.cell("tot", name)
         for factor in (1.0, 1.5, 0.5):  # medians count
             hits = bench.hits.Hits(100, 45, 50)
-            cell.take(bench.standings.Taken(1.0, rate * factor, alone * factor, 0.0, hits, 1, 1, 10), 0, 0.1)
+            cell.take(bench.standings.Taken(1.0, 4, rate * factor, alone * factor, 0.0, hits, 1, 1, 10), 0, 0.1)
     assert standings.speedup("tot") == 3.0
     assert standings.speedup("tot", "slow") == 6.0
     assert standings.slowdown("tot") == 0.25
@@ -124,3 +138,88 @@ def test_a_side_without_a_figure_is_not_compared(bench: SimpleNamespace) -> None
     standings.cell("tot", "peer").failure = "no"
     assert standings.speedup("tot") is None
     assert standings.value()["speedup"]["geometric mean"] is None
+
+
+def test_who_is_best_is_said_of_every_row(bench: SimpleNamespace, tmp_path: Path) -> None:
+    standings = bench.standings.Standings(["ours", "busy", "brisk"], ["ours"], {"repeats": 3})
+    for name, rate, alone in (("ours", 6.0, 1.0), ("busy", 3.0, 8.0), ("brisk", 2.0, 4.0)):
+        cell = standings.cell("tot", name)
+        cell.all = 8
+        cell.take(bench.standings.Taken(1.0, 4, rate, alone, 0.0, bench.hits.Hits(0, 0, 0), 0, 0, 1), 0, 0.1)
+    assert (standings.fastest("tot"), standings.quickest("tot")) == ("busy", "brisk")
+    assert standings.behind("tot", "brisk") == 1.5
+    shown = Console(record=True, width=120, file=io.StringIO())
+    standings.show(shown)
+    assert "3.00 (4 of 8)†" in (text := shown.export_text())
+    assert "2.00x" in text and "busy" in text
+    standings.write(tmp_path / "x.json")
+    value = json.loads((tmp_path / "x.json").read_text())
+    assert value["best_peer"] == {"tot": "busy"} and value["workloads"]["tot"]["busy"]["programs"] == [4]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+# -------------------------------------------------------------------------------------------------------- its time
+
+
+@pytest.fixture
+def terms(bench: SimpleNamespace, prose: Any) -> Any:
+    return bench.tries.Terms(
+        prose, lambda prompt: (), quick=False, scale=1.0, seed=0, retries=0, budget=40.0, limit=0.3
+    )
+
+
+def test_who_is_slow_gets_fewer_programs(bench: SimpleNamespace, terms: Any) -> None:
+    mmlu, tot = bench.workloads.WORKLOADS["mmlu"], bench.workloads.WORKLOADS["tot"]
+    assert terms.share(mmlu, None) == terms.share(mmlu, 0.5) == mmlu.count.full == 64
+    assert terms.share(mmlu, 1.25) == 32
+    assert terms.share(mmlu, 100.0) == 16
+    assert terms.share(tot, 20.0) == 2
+    assert terms.share(tot, 100.0) == 1
+    assert terms.share(tot, 10.0) == tot.count.full == 4
+
+
+class Silent(MockBackend):
+    """Never answers, and forgets nothing."""
+
+    async def generate(self, request: Any) -> Any:
+        await asyncio.Event().wait()
+        yield
+
+    async def flush_cache(self) -> None:
+        return
+
+
+def side_of(bench: SimpleNamespace, backend: MockBackend, flush: Any = lambda: None, *, peer: bool = True) -> Any:
+    return bench.sides.Side("x", not peer, backend, flush, lambda: None, peer=peer)
+
+
+def test_what_does_not_end_is_cut_off_and_named(bench: SimpleNamespace, terms: Any) -> None:
+    cell, work = bench.standings.Cell(), bench.workloads.WORKLOADS["tot"]
+    bench.tries.measure(side_of(bench, Silent(None, chat_template=CHATML)), work, 2, 0, terms, cell)
+    assert cell.failure == "cut off after 0.3 s, when 0 of 2 were done"
+    assert cell.rate is None
+
+
+def test_a_side_that_died_fails_its_rows_and_no_others(bench: SimpleNamespace, terms: Any) -> None:
+    def flush() -> None:
+        raise httpx.ConnectError("nobody is there")
+
+    cell, work = bench.standings.Cell(), bench.workloads.WORKLOADS["mmlu"]
+    bench.tries.measure(side_of(bench, MockBackend("x", chat_template=CHATML), flush), work, 2, 0, terms, cell)
+    assert cell.failure == "ConnectError: nobody is there"
+
+
+def test_what_can_change_nothing_is_not_asked_again(bench: SimpleNamespace) -> None:
+    standings = bench.standings.Standings(["ours", "good", "bad"], ["ours"], {})
+    mock = MockBackend("x")
+    for name, rate in (("ours", 1.0), ("good", 3.0), ("bad", 1.0)):
+        hits = bench.hits.Hits(0, 0, 0)
+        standings.cell("tot", name).take(bench.standings.Taken(9.0, 4, rate, 1.0, 0.0, hits, 0, 0, 1), 0, 0.1)
+
+    def wanted(name: str, *, peer: bool = True) -> bool:
+        side = bench.sides.Side(name, not peer, mock, lambda: None, lambda: None, peer=peer)
+        return bool(bench.programs.wanted(1, "tot", side, standings))
+
+    assert wanted("good") and wanted("ours", peer=False) and not wanted("bad")
+    standings.cell("tot", "good").seconds = 31.0
+    assert not wanted("good")
