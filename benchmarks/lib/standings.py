@@ -146,7 +146,7 @@ class Standings:
         if any(cell.noisy for cell in every):
             console.print(f"{BUSY} other processes used the machine meanwhile")
         if any(self._once(cell) for cell in every):
-            console.print(f"{ONCE} one round only: too slow, or a peer out of the best one's reach")
+            console.print(f"{ONCE} one round only: too slow, a peer out of the best one's reach, or no time was left")
         for work, cells in self.cells.items():
             for name, cell in cells.items():
                 if cell.failure:
