@@ -22,6 +22,7 @@ from sglite.runtime.server.envelope import Envelope
 from sglite.runtime.server.jsonbody import StrictRoute
 from sglite.runtime.server.messages import AssistantMessage, Messages, said_in
 from sglite.runtime.server.metrics import Metrics
+from sglite.runtime.server.naming import Names, naming
 from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, make_request, sure_of
 from sglite.runtime.server.prompts import TemplateArguments, render, template_of
 from sglite.runtime.server.results import total_usage
@@ -81,6 +82,11 @@ class ChatCompletion(OpenAIBody):
 
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def names(self) -> Names:
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        tools = {"json_schema": "tools", "choices": "tools"} if self.tools and self.tool_choice != "none" else {}
+        return {**super().names(), "prompt": "messages", "max_new_tokens": limit, "max_tokens": limit, **tools}
 
 
 class _Call:
@@ -190,7 +196,9 @@ async def chat_completions(body: ChatCompletion, context: Ctx) -> Response:
 
 async def _call(body: ChatCompletion, context: Context) -> _Call:
     served = await context.check_model(body.model)
-    return _Call(body, context, await context.model(), served)
+    model = await context.model()
+    with naming(body.names()):
+        return _Call(body, context, model, served)
 
 
 # --------------------------------------------------------------------------------------------------- the whole answer
@@ -233,8 +241,9 @@ async def answer(body: ChatCompletion, context: Context) -> dict[str, Any]:
     """The answer to a body that asks for no stream."""
     call = await _call(body, context)
     choices = [_Choice() for _ in range(call.n)]
-    async for piece in call.pieces():
-        choices[piece.index].add(piece)
+    with naming(body.names()):
+        async for piece in call.pieces():
+            choices[piece.index].add(piece)
     shown = [
         {
             "index": index,
@@ -265,9 +274,10 @@ class _Streamed:
         """By choice: it may be told before the end, then up to there."""
 
     async def events(self) -> AsyncGenerator[bytes]:
-        async with aclosing(self._call.pieces()) as pieces:
-            async for piece in pieces:
-                yield self._event(piece)
+        with naming(self._call.body.names()):
+            async with aclosing(self._call.pieces()) as pieces:
+                async for piece in pieces:
+                    yield self._event(piece)
 
     def usage(self) -> bytes:
         return self._envelope.usage(openai_usage([total_usage(self._usages.values())]))

@@ -17,6 +17,7 @@ from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.envelope import Envelope
 from sglite.runtime.server.jsonbody import StrictRoute
+from sglite.runtime.server.naming import Names, naming
 from sglite.runtime.server.openai_fields import OpenAIBody, check_bounds, finish_reason, make_request, sure_of
 from sglite.runtime.server.results import Result, Sample, collect, results_for
 from sglite.runtime.server.shapes import completion_logprobs, openai_usage
@@ -49,6 +50,9 @@ class Completion(OpenAIBody):
             raise f.bad("not supported with logprobs in a stream", "unsupported", "echo")
         return self
 
+    def names(self) -> Names:
+        return {**super().names(), "top_logprobs": "logprobs"}
+
 
 class _Call:
     """A checked body, its requests, and the constant fields of its answers."""
@@ -56,7 +60,7 @@ class _Call:
     def __init__(self, body: Completion, context: Context, model: str) -> None:
         self.body = body
         self.n = body.n or 1
-        check_bounds(context, len(body.prompt), body.best_of or self.n)
+        check_bounds(context, len(body.prompt), len(body.prompt) * (body.best_of or self.n))
         self.head = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": model}
         self.requests = [self._request(context, i, prompt) for i, prompt in enumerate(body.prompt)]
 
@@ -115,13 +119,16 @@ async def completions(body: Completion, context: Ctx) -> Response:
 
 
 async def _call(body: Completion, context: Context) -> _Call:
-    return _Call(body, context, await context.check_model(body.model))
+    served = await context.check_model(body.model)
+    with naming(body.names()):
+        return _Call(body, context, served)
 
 
 async def answer(body: Completion, context: Context) -> dict[str, Any]:
     """The answer to a body that asks for no stream."""
     call = await _call(body, context)
-    results = await collect(context.backend, call.requests)
+    with naming(body.names()):
+        results = await collect(context.backend, call.requests)
     choices = [call.choice(i, result, index) for i, result in enumerate(results) for index in range(call.n)]
     return {**call.head, "choices": choices, "usage": openai_usage([result.usage for result in results])}
 
@@ -141,13 +148,14 @@ class _Streamed:
 
     async def _events(self, i: int) -> AsyncGenerator[bytes]:
         result, begun = self._results[i], set[int]()
-        async with closing(self._context.backend.generate(self._call.requests[i])) as chunks:
-            async for chunk in chunks:
-                result.add(chunk)
-                text = chunk.text if chunk.index in begun else self._call.echoed(i) + chunk.text
-                if text or chunk.logprobs or chunk.finish is not None:
-                    begun.add(chunk.index)
-                    yield self._event(i, chunk, text)
+        with naming(self._call.body.names()):
+            async with closing(self._context.backend.generate(self._call.requests[i])) as chunks:
+                async for chunk in chunks:
+                    result.add(chunk)
+                    text = chunk.text if chunk.index in begun else self._call.echoed(i) + chunk.text
+                    if text or chunk.logprobs or chunk.finish is not None:
+                        begun.add(chunk.index)
+                        yield self._event(i, chunk, text)
 
     def _event(self, i: int, chunk: Chunk, text: str) -> bytes:
         if not chunk.logprobs and chunk.finish is None:

@@ -16,6 +16,7 @@ from sglite.protocol import Prompt
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx
 from sglite.runtime.server.jsonbody import StrictRoute
+from sglite.runtime.server.naming import naming
 from sglite.runtime.server.openai_fields import check_bounds
 from sglite.runtime.server.streams import Answer
 
@@ -49,15 +50,11 @@ async def embeddings(body: Embeddings, context: Ctx) -> Response:
 
 async def answer(body: Embeddings, context: Context) -> dict[str, Any]:
     served = await context.check_model(body.model)
-    check_bounds(context, len(body.input), 1)
     engine = context.service.engine
     if not isinstance(engine, Embedding):
         raise UnsupportedError("this server's backend cannot embed", param="model")
-    try:
-        async with asyncio.timeout(context.config.request_timeout):
-            found = await engine.embed(body.input, context.namespace())
-    except TimeoutError:
-        raise DeadlineError("the request's deadline passed") from None
+    with naming({"prompt": "input"}):
+        found = await _embedded(engine, body, context)
     tokens = sum(count for count, _ in found)
     context.service.metrics.prompt.inc(tokens)
     data = [
@@ -66,6 +63,15 @@ async def answer(body: Embeddings, context: Context) -> dict[str, Any]:
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": served, "usage": usage, "pooling": engine.pooling}
+
+
+async def _embedded(engine: Embedding, body: Embeddings, context: Context) -> Sequence[tuple[int, Sequence[float]]]:
+    check_bounds(context, len(body.input), len(body.input))
+    try:
+        async with asyncio.timeout(context.config.request_timeout):
+            return await engine.embed(body.input, context.namespace())
+    except TimeoutError:
+        raise DeadlineError("the request's deadline passed") from None
 
 
 def _encoded(vector: Sequence[float], encoding: str) -> list[float] | str:

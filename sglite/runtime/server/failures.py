@@ -122,12 +122,19 @@ def _param(error: errors.SgliteError) -> str | None:
     return f"{param or 'constraint'}{pointer}" if pointer and pointer.startswith("/") else param
 
 
+_HTTP_MESSAGES = {
+    404: "this server has no such route; /openapi.json lists those it has",
+    405: "this route does not take that method; the header Allow names those it takes",
+}
+"""What the router says no more of than a phrase."""
+
+
 def _http(error: HTTPException) -> Failure:
     phrase = HTTPStatus(error.status_code).phrase
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     if error.status_code >= 500:
         kind = "server_error"
-    message = error.detail if error.detail != phrase else phrase.lower()
+    message = error.detail if error.detail != phrase else _HTTP_MESSAGES.get(error.status_code, phrase.lower())
     return Failure(
         error.status_code, message, kind, code=phrase.lower().replace(" ", "_"), headers=dict(error.headers or {})
     )

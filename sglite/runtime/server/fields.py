@@ -269,9 +269,9 @@ Choices = Annotated[
 ]
 
 
-def one_constraint(found: Iterable[tuple[str, ConstraintKind, str | None]]) -> Constraint | None:
-    """The constraint among fields that may each name one. Two at once are refused by name."""
+def one_constraint(found: Iterable[tuple[str, ConstraintKind, str | None]]) -> tuple[str, Constraint] | None:
+    """The constraint among fields that may each name one, after its field. Two at once are refused by name."""
     given = [(name, Constraint(kind, source)) for name, kind, source in found if source is not None]
     if len(given) > 1:
         raise bad(f"cannot be used together with {' and '.join(name for name, _ in given[1:])}", field=given[0][0])
-    return given[0][1] if given else None
+    return given[0] if given else None

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
@@ -30,6 +30,8 @@ from sglite.protocol import (
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context, Ctx, new_id
 from sglite.runtime.server.jsonbody import StrictRoute
+from sglite.runtime.server.naming import Names, naming
+from sglite.runtime.server.openai_fields import check_bounds
 from sglite.runtime.server.results import Result, Sample, collect, follow, results_for
 from sglite.runtime.server.shapes import NativeLogprobs
 from sglite.runtime.server.streams import STREAMED, Answer, EventStream, event
@@ -76,7 +78,7 @@ class Sampling(f.Body):
         return self
 
     def constraint(self) -> Constraint | None:
-        found = f.one_constraint(
+        given = f.one_constraint(
             [
                 ("regex", "regex", self.regex),
                 ("json_schema", "json_schema", self.json_schema),
@@ -86,7 +88,7 @@ class Sampling(f.Body):
         )
         if self.json_whitespace != "spaced" and self.json_schema is None:
             raise f.bad("needs json_schema", field="json_whitespace")
-        return found if found is None else replace(found, whitespace=self.json_whitespace)
+        return replace(given[1], whitespace=self.json_whitespace) if given else None
 
     def params(self, context_length: int) -> SamplingParams:
         shared = SamplingParams.__dataclass_fields__.keys() & Sampling.model_fields.keys()
@@ -124,6 +126,29 @@ class Generate(f.Body):
     custom_logit_processor: f.Unsupported = None
     return_hidden_states: Annotated[bool | None, f.only(False)] = False
 
+    @model_validator(mode="after")
+    def _logprobs_asked_for(self) -> Generate:
+        asked = self.return_logprob if isinstance(self.return_logprob, list) else [self.return_logprob]
+        for name in () if any(asked) else _NO_LOGPROBS:
+            value = getattr(self, name)
+            if any(v not in _NO_LOGPROBS[name] for v in (value if isinstance(value, list) else [value])):
+                raise f.bad("needs return_logprob", field=name)
+        return self
+
+    def names(self) -> Names:
+        sampling = {name: f"sampling_params.{name}" for name in Sampling.model_fields}
+        own = {"prompt": "text" if self.input_ids is None else "input_ids", "max_tokens": sampling["max_new_tokens"]}
+        return {**sampling, **own, "top_logprobs": "top_logprobs_num", "adapter": "lora_path"}
+
+
+_NO_LOGPROBS: Mapping[str, tuple[Any, ...]] = {
+    "logprob_start_len": (None, -1),
+    "top_logprobs_num": (None, 0),
+    "token_ids_logprob": (None,),
+    "return_text_in_logprobs": (None, False),
+}
+"""What may be said where no logprobs are asked for."""
+
 
 class _Call:
     """A checked body: its requests, and how their answers are shown."""
@@ -135,7 +160,7 @@ class _Call:
         self.samplings = _each(
             Sampling() if body.sampling_params is None else body.sampling_params, len(prompts), "sampling_params"
         )
-        _bound(context, len(prompts), sum(s.n for s in self.samplings))
+        check_bounds(context, len(prompts), sum(s.n for s in self.samplings))
         self.rids = _rids(body, len(prompts))
         self.requests = [
             self._request(context, i, prompt, context_length).validate() for i, prompt in enumerate(prompts)
@@ -169,8 +194,6 @@ class _Call:
         if body.field_confidence:
             return self._confidence_logprobs(sampling)
         if not _each(False if body.return_logprob is None else body.return_logprob, count, "return_logprob")[i]:
-            if body.token_ids_logprob:
-                raise InvalidRequestError("token_ids_logprob needs return_logprob", param="token_ids_logprob")
             return None
         start: int = _each(
             -1 if body.logprob_start_len is None else body.logprob_start_len, count, "logprob_start_len"
@@ -217,26 +240,30 @@ class _Call:
 @router.post("/generate", responses=STREAMED)
 async def generate(body: Generate, context: Ctx) -> Response:
     """Generate text, or score prompts with ``max_new_tokens`` 0."""
-    call = _Call(body, context, (await context.model()).context_length)
+    model = await context.model()
+    with naming(body.names()):
+        call = _Call(body, context, model.context_length)
     if body.stream:
         return EventStream(_events(context, call), context.config.write_timeout)
     return Answer(_answer(context, call))
 
 
 async def _answer(context: Context, call: _Call) -> Any:
-    async with context.in_flight(call.rids):
-        results = await collect(context.backend, call.requests)
+    with naming(call.body.names()):
+        async with context.in_flight(call.rids):
+            results = await collect(context.backend, call.requests)
     shown = [call.shown(i, result, sample) for i, result in enumerate(results) for sample in result.samples]
     return shown if call.listed else shown[0]
 
 
 async def _events(context: Context, call: _Call) -> AsyncGenerator[bytes]:
     results = results_for(call.requests)
-    async with context.in_flight(call.rids), aclosing(follow(context.backend, call.requests, results)) as steps:
-        async for i, chunk in steps:
-            shown = call.shown(i, results[i], results[i].samples[chunk.index])
-            offset = sum(s.n for s in call.samplings[:i])
-            yield event({**shown, "index": offset + chunk.index} if call.listed else shown)
+    with naming(call.body.names()):
+        async with context.in_flight(call.rids), aclosing(follow(context.backend, call.requests, results)) as steps:
+            async for i, chunk in steps:
+                shown = call.shown(i, results[i], results[i].samples[chunk.index])
+                offset = sum(s.n for s in call.samplings[:i])
+                yield event({**shown, "index": offset + chunk.index} if call.listed else shown)
 
 
 def _prompts(body: Generate) -> tuple[Prompt, ...]:
@@ -263,13 +290,6 @@ def _rids(body: Generate, count: int) -> list[str]:
     if isinstance(body.rid, str):
         return [body.rid] if count == 1 else [f"{body.rid}_{i}" for i in range(count)]
     return _each(body.rid, count, "rid")
-
-
-def _bound(context: Context, prompts: int, samples: int) -> None:
-    if prompts > context.config.max_batch:
-        raise InvalidRequestError(f"at most {context.config.max_batch} prompts in one request", param="text")
-    if samples > context.config.max_samples:
-        raise InvalidRequestError(f"at most {context.config.max_samples} answers in one request", param="n")
 
 
 def _budget(asked: int | None, context_length: int) -> int:

@@ -24,6 +24,7 @@ from sglite.protocol import (
 )
 from sglite.runtime.server import fields as f
 from sglite.runtime.server.context import Context
+from sglite.runtime.server.naming import Names
 
 
 class StreamOptions(f.Body):
@@ -110,9 +111,23 @@ class ConstrainedBody(f.Body):
         return self
 
     def constraint(self) -> Constraint | None:
+        given = self._given()
+        one = given[1] if given else None
+        if self.json_whitespace is None:
+            return one
+        if one is None or one.kind not in ("json_schema", "json_object"):
+            raise f.bad("needs a JSON schema or object to be asked for", field="json_whitespace")
+        return replace(one, whitespace=self.json_whitespace)
+
+    def names(self) -> Names:
+        """A constraint goes by its kind in the engine, by its field here."""
+        given = self._given()
+        return {given[1].kind: given[0]} if given else {}
+
+    def _given(self) -> tuple[str, Constraint] | None:
         outputs = self.structured_outputs or StructuredOutputs()
         chosen = self.response_format.constraint() if self.response_format else None
-        one = f.one_constraint(
+        given = f.one_constraint(
             [
                 ("response_format", chosen.kind if chosen else "regex", chosen.source if chosen else None),
                 ("guided_json", "json_schema", self.guided_json),
@@ -127,13 +142,9 @@ class ConstrainedBody(f.Body):
                 ("structured_outputs.structural_tag", "structural_tag", outputs.structural_tag),
             ]
         )
-        if one is None and self.structured_outputs is not None:
+        if given is None and self.structured_outputs is not None:
             raise f.bad("must name a constraint", field="structured_outputs")
-        if self.json_whitespace is None:
-            return one
-        if one is None or one.kind not in ("json_schema", "json_object"):
-            raise f.bad("needs a JSON schema or object to be asked for", field="json_whitespace")
-        return replace(one, whitespace=self.json_whitespace)
+        return given
 
 
 class OpenAIBody(ConstrainedBody):
@@ -189,6 +200,9 @@ class OpenAIBody(ConstrainedBody):
     def token_limit(self) -> int | None:
         return self.max_tokens
 
+    def names(self) -> Names:
+        return {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", **super().names()}
+
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -239,10 +253,11 @@ def make_request(
     return request.validate()
 
 
-def check_bounds(context: Context, prompts: int, n: int) -> None:
+def check_bounds(context: Context, prompts: int, answers: int) -> None:
+    """``answers``: of all prompts together."""
     if prompts > context.config.max_batch:
         raise InvalidRequestError(f"at most {context.config.max_batch} prompts in one request", param="prompt")
-    if prompts * n > context.config.max_samples:
+    if answers > context.config.max_samples:
         raise InvalidRequestError(f"at most {context.config.max_samples} answers in one request", param="n")
 
 
