@@ -263,6 +263,12 @@ class ProgramState:
             return
         branch.cancel("its state was dropped before it was done")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ProgramError(
+            "a state cannot be pickled, nor copied by copy.copy or copy.deepcopy: it belongs to a backend that runs; "
+            "keep its text(), messages() or values, and branch it with fork() or copy()"
+        )
+
     def __repr__(self) -> str:
         branch = self._branch
         state = "failed" if branch.error else "idle" if branch.is_idle() else "running"

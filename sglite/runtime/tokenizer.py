@@ -17,6 +17,7 @@ import tokenizers
 from sglite.errors import InvalidRequestError, ModelLoadError
 from sglite.protocol import Prompt, Segment, Text, Tokens
 from sglite.runtime.detokenizer import Detokenizer
+from sglite.runtime.encoding import Encoding
 
 SPACE = "▁"
 """SentencePiece's mark for a space."""
@@ -53,7 +54,8 @@ class Tokenizer:
         self._special_pattern = _pattern(self._specials.values())
         self._begin = _begin_ids(encoder)
         self._prefixing = _space_prefixing(encoder)
-        self._continuing = _without_prefix(encoder) if self._prefixing else encoder
+        self._first = Encoding(encoder)
+        self._continuing = Encoding(_without_prefix(encoder)) if self._prefixing else self._first
         self.vocab_size = encoder.get_vocab_size(with_added_tokens=True)
         self.logits_width = logits_width or self.vocab_size
         self.chat_template = chat_template
@@ -98,14 +100,14 @@ class Tokenizer:
                 ids += cast("Iterator[int]", pieces)
             else:
                 text = _unicode("".join(cast("Iterator[str]", pieces)))
-                ids += self._encoder_after(bool(ids), continuing).encode(text, add_special_tokens=False).ids
+                ids += self._encoding_after(bool(ids), continuing).ids(text)
         return ids
 
-    def _encoder_after(self, special: bool, continuing: bool) -> tokenizers.Tokenizer:
+    def _encoding_after(self, special: bool, continuing: bool) -> Encoding:
         """SentencePiece puts a space before a text: before the first piece, or ("always") after special tokens too,
         but never where ids that came before go on."""
         prefixed = not continuing and (not special or self._prefixing == "always")
-        return self._encoder if prefixed else self._continuing
+        return self._first if prefixed else self._continuing
 
     def _split(self, run: Iterable[Segment]) -> Iterable[str | int]:
         """Plain pieces of text, and the ids of the special tokens between them."""

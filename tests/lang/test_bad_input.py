@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import traceback
 
 import pytest
@@ -278,6 +280,16 @@ def test_a_refused_schema_names_the_argument_that_made_it() -> None:
 
     error = program.run(backend=Refusing()).error()
     assert isinstance(error, GrammarError) and error.param == "dtype"
+
+
+@pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_state_stays_where_it_is(how) -> None:
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("x")
+
+    with pytest.raises(ProgramError, match=r"fork\(\)"):
+        how(program.run(backend=MockBackend("y")))
 
 
 def test_an_unknown_keyword_is_named() -> None:
