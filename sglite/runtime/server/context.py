@@ -26,7 +26,7 @@ from sglite.runtime.server.traces import CallRecord, Traces
 if TYPE_CHECKING:
     from sglite.runtime.server.batches import BatchRunner
 
-_STARTS = 3
+_STARTS = 1
 """Requests that begin in one turn of the event loop."""
 
 

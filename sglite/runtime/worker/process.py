@@ -37,7 +37,7 @@ Item = Chunk | Answer | SgliteError
 
 MAX_WAITING = 10_000
 """Chunks that may wait for one caller who does not take them; then the call ends with an error."""
-_ENDS = 6
+_ENDS = 2
 """Answers that end in one turn of the event loop: each costs its caller a fraction of a millisecond."""
 _GRACE = 5.0
 """Seconds that a worker gets to end by itself before it is killed."""
