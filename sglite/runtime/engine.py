@@ -282,7 +282,7 @@ class Engine:
         from sglite.runtime.grammar.check import Checker
 
         checker = Checker(self._parts.grammars, lambda text: self._parts.intake.encode((Text(text),)))
-        return await asyncio.to_thread(checker.check, constraint, texts)
+        return await asyncio.wrap_future(self._parts.grammars.beside(lambda: checker.check(constraint, texts)))
 
     async def embed(self, prompts: Sequence[Prompt], namespace: str = "") -> list[tuple[int, tuple[float, ...]]]:
         """Each prompt's count of tokens and its vector of length 1: see ``pooling``. Raises as ``generate`` does."""
@@ -353,7 +353,7 @@ class Engine:
         grammar = await asyncio.wrap_future(self._parts.grammars.compile_async(request.constraint))
         budget = request.sampling.max_new_tokens
         if not grammar.is_ready(budget):
-            await asyncio.to_thread(grammar.matcher, budget)
+            await asyncio.wrap_future(self._parts.grammars.beside(partial(grammar.matcher, budget)))
         return grammar
 
     # ---- on the engine thread ----------------------------------------------------------------------------------

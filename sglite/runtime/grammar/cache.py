@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from sglite.errors import GrammarError
 from sglite.protocol import Constraint, ConstraintKind
@@ -20,6 +21,7 @@ from sglite.runtime.grammar.base import Grammar, GrammarBackend
 MAX_SOURCE = 64 * 1024
 DEADLINE = 1.5
 """In seconds: a caller is told within 2, and a library that holds the interpreter's lock lets no alarm through."""
+T = TypeVar("T")
 Key = tuple[str, str, str]
 """Kind, source and whitespace of a constraint."""
 
@@ -70,6 +72,7 @@ class GrammarCache:
         self._capacity = capacity
         self._deadline = deadline
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar", initializer=_stand_back)
+        self._beside = ThreadPoolExecutor(threads, thread_name_prefix="grammar-check", initializer=_stand_back)
         self._lock = threading.Lock()
         self._grammars: OrderedDict[Key, Grammar] = OrderedDict()
         self._bytes = 0
@@ -113,8 +116,14 @@ class GrammarCache:
                 self._pending[key] = self._start(key, replace(constraint, source=key[1]))
             return self._pending[key]
 
+    def beside(self, work: Callable[[], T]) -> Future[T]:
+        """Do long work on a grammar (a search, a check) as compilations are done, away from the engine; it may wait
+        for compilations."""
+        return self._beside.submit(work)
+
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._beside):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, key: Key, constraint: Constraint) -> Future[Grammar]:
         answer: Future[Grammar] = Future()
