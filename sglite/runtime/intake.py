@@ -58,9 +58,7 @@ class Intake:
             sink=sink,
             submitted=now,
             grammar=grammar,
-            candidate_ids=tuple(
-                tuple(self._tokenizer.encode((*request.prompt, Text(candidate)))) for candidate in request.candidates
-            ),
+            candidate_ids=self._candidates(request, prompt_ids),
         )
 
     def tracks(self, job: Job) -> list[Track]:
@@ -114,6 +112,14 @@ class Intake:
                 "the prompt is empty, and this model has no beginning-of-text token to start from", param="prompt"
             )
         return [self._tokenizer.bos_id]
+
+    def _candidates(self, request: GenerateRequest, prompt_ids: list[int]) -> tuple[tuple[int, ...], ...]:
+        """Each with the prompt as one text, which begins as the prompt alone does."""
+        if not request.candidates:
+            return ()
+        head = () if self._tokenizer.encode(request.prompt) else prompt_ids
+        prompts = ((*request.prompt, Text(candidate)) for candidate in request.candidates)
+        return tuple((*head, *self._tokenizer.encode(prompt)) for prompt in prompts)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of any ids of this model, special tokens included."""

@@ -403,6 +403,14 @@ def test_an_empty_text_starts_from_the_beginning_of_text_token() -> None:
     assert ids_of(chunks) == greedy_by_hand([257], 24)
 
 
+def test_candidates_of_an_empty_text_are_scored_from_there() -> None:
+    [[chunk]] = run(scripted_engine(), request("", candidates=("a", "bc")))
+    exact = torch.log_softmax(hashed(torch.tensor([[1, 257]]), VOCAB)[0], 0)
+    assert [score.tokens[0].logprob for score in chunk.scores] == [
+        pytest.approx(float(exact[ord(text[0])]), abs=1e-5) for text in ("a", "bc")
+    ]
+
+
 def test_the_largest_prompt_that_fits_is_served() -> None:
     [chunks] = run(scripted_engine(), request([1] * 511))
     assert len(ids_of(chunks)) == 1 and chunks[-1].finish is not None and chunks[-1].finish.reason == "length"
