@@ -32,8 +32,6 @@ PLAIN = (
 )
 """For models without a template: "USER: text" lines. There is no token that ends a turn, so give a ``stop``."""
 
-ROLE_MARKER = "\x1erole="
-"""Begins a turn in the template of backends that take messages, not text: see ``MESSAGES`` and ``split_messages``."""
 MESSAGES = (
     "{% for message in messages %}{{ '\x1erole=' + message['role'] + '\n' + message['content'] + '\x1eend\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '\x1erole=assistant\n' }}{% endif %}"

@@ -33,7 +33,6 @@ class Gate:
         if config.admin_key:
             self._keys.append((_digest(config.admin_key), Caller(_namespace(config.admin_key), is_admin=True)))
         self._anyone = Caller(is_admin=is_loopback(config.host))
-        self._has_admin_key = bool(config.admin_key)
         self._hosts = frozenset(config.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
