@@ -181,6 +181,7 @@ def test_the_generation_config_says_what_ends_an_answer(tmp_path: Path):
         ({"vocab_size": 0}, "vocab_size must be at least 1"),
         ({"num_attention_heads": 0}, "heads must be at least 1"),
         ({"num_hidden_layers": 10**9}, "at most 1024 layers"),
+        ({"max_position_embeddings": 2**31 - 1}, "from 1 to 4194304"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
         ({"head_dim": 33}, "head size 33 is odd"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps must be a number above 0"),

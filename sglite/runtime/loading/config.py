@@ -16,6 +16,8 @@ from sglite.errors import ModelLoadError
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 RopeKind = Literal["none", "linear", "llama3"]
 MAX_LAYERS = 1024
+MAX_CONTEXT = 1 << 22
+"""Positions: tables of angles are made for all of them, so a file may not ask for any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,8 @@ def checked(config: ModelConfig, where: str) -> ModelConfig:
     for name in ("layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim", "vocab_size"):
         if getattr(config, name) < 1:
             raise ModelLoadError(f"{where}: {name} must be at least 1, not {getattr(config, name)}")
-    if config.context_length < 1:
-        raise ModelLoadError(f"{where}: context_length must be at least 1, not {config.context_length}")
+    if not 1 <= config.context_length <= MAX_CONTEXT:
+        raise ModelLoadError(f"{where}: context_length must be from 1 to {MAX_CONTEXT}, not {config.context_length}")
     if config.heads % config.kv_heads:
         raise ModelLoadError(f"{where}: {config.heads} heads cannot share {config.kv_heads} key/value heads evenly")
     if config.rope.low_freq_factor >= config.rope.high_freq_factor:
