@@ -279,6 +279,16 @@ def sse(*events: Any, done: bool = True) -> bytes:
     return "".join([*blocks, "data: [DONE]\n\n" if done else ""]).encode()
 
 
+@pytest.mark.parametrize("make", [lambda **o: RuntimeEndpoint("http://test", **o), lambda **o: OpenAI("m", **o)])
+def test_a_lone_surrogate_is_the_callers_fault(make: Callable[..., Backend]) -> None:
+    sent: list[Any] = []
+    options = {"transport": service(b"", sent), "api_key": "k"}
+    request = GenerateRequest("r", (*CHAT[:3], Text("a\ud800"), *CHAT[4:]))
+    with pytest.raises(errors.InvalidRequestError, match="lone surrogate") as caught:
+        run(make(**options), request)
+    assert caught.value.param == "prompt" and sent == []
+
+
 def service(reply: bytes | httpx.Response, sent: list[Any]) -> httpx.MockTransport:
     def answer(request: httpx.Request) -> httpx.Response:
         sent.append((str(request.url), dict(request.headers), json.loads(request.content)))

@@ -132,6 +132,11 @@ class Client:
                     if response.status_code not in _RETRIED or attempt == self._retries:
                         raise error
                 await asyncio.sleep(_wait(response, attempt))
+        except UnicodeEncodeError as error:
+            bad = error.object[error.start]
+            raise InvalidRequestError(
+                f"the request holds a lone surrogate ({bad!a}), which is no Unicode text", param="prompt"
+            ) from error
         except httpx.ConnectError as error:
             raise UnavailableError(f"cannot reach {self.base_url}: {error}; is the server running?") from None
         except httpx.HTTPError as error:
