@@ -187,6 +187,7 @@ def test_the_generation_config_says_what_ends_an_answer(tmp_path: Path):
         ({"rms_norm_eps": -1.0}, "rms_norm_eps must be a number above 0"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"eos_token_id": ["x"]}, "eos_token_id must be a token id"),
+        ({"eos_token_id": 10**9}, "end-of-text token 1000000000 is outside 160 logits"),
     ],
 )
 def test_what_a_config_cannot_be(tmp_path: Path, changes: dict, says: str):

@@ -72,6 +72,8 @@ def checked(config: ModelConfig, where: str) -> ModelConfig:
             raise ModelLoadError(f"{where}: {name} must be at least 1, not {getattr(config, name)}")
     if not 1 <= config.context_length <= MAX_CONTEXT:
         raise ModelLoadError(f"{where}: context_length must be from 1 to {MAX_CONTEXT}, not {config.context_length}")
+    if outside := [token for token in config.eos_ids if token >= config.vocab_size]:
+        raise ModelLoadError(f"{where}: the end-of-text token {outside[0]} is outside {config.vocab_size} logits")
     if config.heads % config.kv_heads:
         raise ModelLoadError(f"{where}: {config.heads} heads cannot share {config.kv_heads} key/value heads evenly")
     if config.rope.low_freq_factor >= config.rope.high_freq_factor:
