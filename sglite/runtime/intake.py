@@ -13,7 +13,7 @@ from sglite.runtime.grammar.base import Grammar
 from sglite.runtime.output import Detokenizer, OutputStream
 from sglite.runtime.sequence import Sequence as TokenSequence
 from sglite.runtime.stoppattern import stop_pattern
-from sglite.runtime.tracks import GenerateTrack, Job, Rules, Sink, Track
+from sglite.runtime.tracks import GenerateTrack, Job, Rules, Sink, Track, is_whole
 
 
 class Tokenizer(Protocol):
@@ -171,7 +171,7 @@ def _inside(field: str, ids: Sequence[int], vocab_size: int) -> None:
 
 def _stream(request: GenerateRequest, detokenizer: Detokenizer) -> OutputStream:
     """Answers that are whole by their constraint are not cut by a stop that happens to be inside one."""
-    if request.constraint is not None and request.constraint.kind in ("json_schema", "json_object", "choices"):
+    if is_whole(request.constraint):
         return OutputStream(detokenizer)
     patterns = [stop_pattern(pattern) for pattern in request.sampling.stop_regex]
     return OutputStream(detokenizer, request.sampling.stop, patterns)

@@ -12,12 +12,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sglite.errors import RequestError
-from sglite.protocol import Chunk, Finish, GenerateRequest, TokenLogprob, Usage
+from sglite.protocol import Chunk, Constraint, Finish, GenerateRequest, TokenLogprob, Usage
 from sglite.runtime.chunks import text_chunk
 from sglite.runtime.grammar.base import Grammar, Matcher
 from sglite.runtime.output import Emission, OutputStream
 from sglite.runtime.sampler import Choice, SampleRow
 from sglite.runtime.sequence import Sequence as TokenSequence
+
+
+def is_whole(constraint: Constraint | None) -> bool:
+    """Whether an answer ends where its constraint says only: a stop inside of it would leave half of a value."""
+    return constraint is not None and constraint.kind in ("json_schema", "json_object", "choices")
 
 
 class Sink(Protocol):
@@ -132,7 +137,7 @@ class GenerateTrack:
         self._retreats = 0
         self._silent = True  # nothing was published yet
         self._unlisted = 0  # sampled tokens that end the output and are not part of it
-        ends = set(self._sampling.stop_token_ids)
+        ends = set() if is_whole(job.request.constraint) else set(self._sampling.stop_token_ids)
         self._end_ids = ends if self._sampling.ignore_eos else ends | rules.eos_ids
         self._settle()
 

@@ -118,3 +118,23 @@ def test_texts_are_checked_along_with_the_constraint(ask: Ask) -> None:
     assert verdict["valid"] and verdict["keywords"]["uniqueItems"] == "rollback"
     assert [text["accepted"] for text in verdict["texts"]] == [True, False, False]
     assert ask("/v1/grammar/check", {"guided_json": schema, "texts": ["[]"] * 65}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"type": "string", "pattern": "a**"}, "/pattern"),
+        ({"type": "object", "patternProperties": {"a+*": {}}}, "/patternProperties/a+*"),
+        ({"$id": 5}, "/$id"),
+        ({"properties": {"a": {"$id": []}}}, "/properties/a/$id"),
+        ({"$dynamicRef": "#a"}, "/$dynamicRef"),
+        ({"$dynamicRef": 5}, "/$dynamicRef"),
+        ({"if": 1}, "/if"),
+        ({"if": {"minLength": "x"}}, "/if/minLength"),
+    ],
+    ids=str,
+)
+def test_what_is_no_schema_is_refused_before_a_text_is_read(ask: Ask, schema: Any, pointer: str) -> None:
+    response = ask("/v1/grammar/check", {"guided_json": schema, "texts": ["1", '"a"', "{}", ""]})
+    assert response.status_code == 200, response.text
+    assert response.json()["problem"]["pointer"] == pointer

@@ -44,7 +44,12 @@ class Pattern:
 
     def search(self, text: str) -> bool:
         """Whether it matches somewhere in ``text``. Raises TimeoutError after 50 ms."""
+        self.check()
         return _compiled(self.checked).search(text, timeout=SECONDS) is not None
+
+
+_REPEATS = re.compile(r"[*+?}][*+?{]")
+"""Two repeats of one thing, perhaps: no regular expression here, but the mask engine takes it."""
 
 
 @lru_cache(4096)
@@ -56,7 +61,7 @@ def translate(source: str) -> Pattern:
     parts = [_Translator(part) for part in (rest, *conditions)] if conditions else [whole]
     unportable = next((part.unportable for part in parts if part.unportable), None)
     checked = "(?V1)" + whole.text(end="\\Z")
-    if unportable:
+    if unportable or _REPEATS.search(source):
         _check(checked, source)
     return Pattern(
         source=source,

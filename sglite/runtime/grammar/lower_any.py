@@ -41,7 +41,18 @@ def reference(low: Lowering, place: Place, out: dict[str, Any]) -> None:
 def dynamic_reference(low: Lowering, place: Place, out: dict[str, Any]) -> None:
     for keyword in ("$dynamicRef", "$recursiveRef"):
         if keyword in place.node:
+            _refuse_lost(place, keyword)
             low.judge(place, keyword)
+
+
+def _refuse_lost(place: Place, keyword: str) -> None:
+    value = place.node[keyword]
+    if not isinstance(value, str):
+        refuse(f"{keyword} must be a string", place.at(keyword))
+    try:
+        place.scope.look_up(value)
+    except LookupError:
+        refuse(f"{value[:200]!r} is not in the schema, and nothing is fetched", place.at(keyword), "unsupported")
 
 
 def type_and_values(low: Lowering, place: Place, out: dict[str, Any]) -> None:
@@ -128,7 +139,10 @@ def negation(low: Lowering, place: Place, out: dict[str, Any]) -> None:
 
 def condition(low: Lowering, place: Place, out: dict[str, Any]) -> None:
     node = place.node
-    if low.dialect.year < 7 or node.keys().isdisjoint(("then", "else")):
+    if low.dialect.year < 7:
+        return
+    if node.keys().isdisjoint(("then", "else")):
+        low.sub(place, node["if"], "if")  # only to find its faults
         return
     then, otherwise = node.get("then", True), node.get("else", True)
     other = complement(node["if"]) if low.effort.rewrite else None

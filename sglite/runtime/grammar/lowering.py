@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sglite.errors import GrammarError
 from sglite.runtime.grammar.ecma import Pattern, translate
-from sglite.runtime.grammar.refs import Dialect, Json, Schema, Scope, refuse, step
+from sglite.runtime.grammar.refs import Dialect, Json, Schema, Scope, check_id, refuse, step
 
 MAX_DEPTH = 64
 MAX_NODES = 20_000
@@ -128,6 +128,8 @@ class Lowering:
         self._count += 1
         if depth > MAX_DEPTH or self._count > MAX_NODES:
             refuse(f"more than {MAX_DEPTH} levels or {MAX_NODES} nodes", written(path), "limit")
+        if "$id" in node:
+            check_id(node, written(path))
         place = Place(node, scope.enter(node), path, depth)
         out: dict[str, Any] = {}
         for handler in self._handlers_of(node):

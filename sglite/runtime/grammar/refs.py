@@ -140,7 +140,13 @@ class Resources:
         return found.contents, Resources(found.resolver, self.specification)
 
 
+def check_id(node: Json, pointer: str) -> None:
+    if isinstance(node, dict) and not isinstance(node.get("$id", ""), str):
+        refuse("$id must be a string", f"{pointer}/$id")
+
+
 def root_scope(schema: Json, source: str, dialect: Dialect) -> Scope:
+    check_id(schema, "")
     if not _has_bases(schema, source, dialect):
         return Pointers(schema)
     specification = _SPECIFICATIONS[dialect.year]
@@ -148,11 +154,14 @@ def root_scope(schema: Json, source: str, dialect: Dialect) -> Scope:
     return Resources(METASCHEMAS.resolver_with_root(resource), specification)
 
 
+_REFERENCES = ('"$ref"', '"$dynamicRef"', '"$recursiveRef"')
+
+
 def _has_bases(schema: Json, source: str, dialect: Dialect) -> bool:
     """Whether anything but a root pointer could be meant by a reference."""
-    if '"$ref"' not in source and '"$dynamicRef"' not in source and '"$recursiveRef"' not in source:
+    if not any(ref in source for ref in _REFERENCES):
         return False
     word = '"id":"' if dialect.year <= 4 else '"$id":"'
     own = isinstance(schema, dict) and isinstance(schema.get(word[1:-3]), str)
-    plain = source.count('"$ref":"#/') + source.count('"$ref":"#"')
-    return source.count(word) > own or "nchor" in source or plain < source.count('"$ref"')
+    plain = sum(source.count(f'{ref}:"#/') + source.count(f'{ref}:"#"') for ref in _REFERENCES)
+    return source.count(word) > own or "nchor" in source or plain < sum(map(source.count, _REFERENCES))
