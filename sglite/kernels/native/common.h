@@ -2,6 +2,7 @@
 #pragma once
 
 #include <immintrin.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,7 +24,8 @@ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 inline __mmask16 first_lanes(int n) { return n >= kLanes ? 0xFFFF : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1); }
 
-// Memory that grows when asked and is never copied: its old content is lost. 64-byte aligned.
+// Memory that grows when asked and is never copied: its old content is lost. Large ones lie on large pages, where the
+// system has them.
 template <class T>
 class Buffer {
  public:
@@ -36,9 +38,11 @@ class Buffer {
     if (count > capacity_) {
       std::free(data_);
       capacity_ = count + count / 4;
-      size_t bytes = (capacity_ * sizeof(T) + 4095) / 4096 * 4096;
-      data_ = static_cast<T*>(std::aligned_alloc(4096, bytes));
+      const size_t page = capacity_ * sizeof(T) >= kHugePage / 4 ? kHugePage : 4096;
+      const size_t bytes = (capacity_ * sizeof(T) + page - 1) / page * page;
+      data_ = static_cast<T*>(std::aligned_alloc(page, bytes));
       if (data_ == nullptr) std::abort();
+      if (page == kHugePage) madvise(data_, bytes, MADV_HUGEPAGE);
       std::memset(static_cast<void*>(data_), 0, bytes);
     }
     return data_;
@@ -46,6 +50,8 @@ class Buffer {
   T* get() const { return data_; }
 
  private:
+  static constexpr size_t kHugePage = size_t{2} << 20;
+
   T* data_ = nullptr;
   size_t capacity_ = 0;
 };

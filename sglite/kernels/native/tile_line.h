@@ -51,6 +51,14 @@ using LineSums = TileSums[kBlockRows / kTileRows];
     TILE_DOT_BF16(sum, left, right);      \
   }
 
+// A tile of x, in a function that knows whether it is Passing.
+#define SGLITE_LOAD_LEFT(tile, x)     \
+  if constexpr (Passing) {            \
+    TILE_LOAD_PASSING(tile, x, 64);   \
+  } else {                            \
+    TILE_LOAD(tile, x, 64);           \
+  }
+
 // F: kInt8 or kDense. sink(row, a, b, ya, yb) takes each row's 16 results of either panel.
 template <Format F, class Sink>
 class TileLine {
@@ -73,7 +81,7 @@ class TileLine {
       const int end = std::min(begin + stretch, steps_);
       for (int unit = 0; unit < units; ++unit) {
         const Part part{unit * kRows, std::min(kRows, rows - unit * kRows), a, b, &sums_[stretch < steps_ ? unit : 0]};
-        run(part, begin, end);
+        units < kManyUnits ? run<false>(part, begin, end) : run<true>(part, begin, end);
         if (end == steps_) waiting_ = part, done_ = 0;
       }
     }
@@ -97,6 +105,8 @@ class TileLine {
   }
 
   // Steps [begin, end) of a part. The second tile of x: for int8 the low bytes, for bf16 the next rows, if there are.
+  // Passing: so many rows go by that only the weights can stay in the L1 cache.
+  template <bool Passing>
   void run(const Part& part, int begin, int end) {
     constexpr int kStep = F == kInt8 ? 2048 : 1024;
     const uint8_t *wa = w_.codes + part.a * panel_bytes_ + begin * 1024, *wb = w_.codes + part.b * panel_bytes_ + begin * 1024;
@@ -106,13 +116,13 @@ class TileLine {
     const int rows_a_step = ceil_div(kRows, end - begin);
     start(*part.sums, begin > 0, second);
     for (int k = begin; k < end; ++k, wa += 1024, wb += 1024, x0 += kStep, x1 += kStep) {
-      TILE_LOAD(4, x0, 64);
+      SGLITE_LOAD_LEFT(4, x0);
       TILE_LOAD(6, wa, 64);
       SGLITE_DOT(0, 4, 6);
       TILE_LOAD(7, wb, 64);
       SGLITE_DOT(1, 4, 7);
       if (second) {
-        TILE_LOAD(5, x1, 64);
+        SGLITE_LOAD_LEFT(5, x1);
         SGLITE_DOT(2, 5, 6);
         SGLITE_DOT(3, 5, 7);
       }

@@ -54,6 +54,9 @@ inline void load_shapes(const TileShapes& shapes) { asm volatile("ldtilecfg %0" 
 #define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::)
 #define TILE_LOAD(t, p, stride) \
   asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"(static_cast<long>(stride)) : "memory")
+// The same for what is not needed again soon: it leaves what is in the L1 cache alone.
+#define TILE_LOAD_PASSING(t, p, stride) \
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #t ::"r"(p), "r"(static_cast<long>(stride)) : "memory")
 #define TILE_STORE(t, p, stride) \
   asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"(static_cast<long>(stride)) : "memory")
 #define TILE_DOT_BF16(sum, left, right) asm volatile("tdpbf16ps %%tmm" #right ", %%tmm" #left ", %%tmm" #sum ::)
