@@ -17,9 +17,10 @@ from sglite.runtime.grammar.json_places import JsonPlaces
 from sglite.runtime.grammar.llguidance_backend import LLGuidanceBackend, fill_rows
 from sglite.runtime.grammar.mask_memory import MaskMemory, places_of
 from sglite.runtime.grammar.places import TextPlaces
-from sglite.runtime.grammar.regex_places import RegexPlaces
+from sglite.runtime.grammar.regex_places import MAX_SIZE, RegexPlaces
 
 SLOW = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+NAMED = '{"properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "string", "maxLength": 9}}'
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +212,9 @@ def accepted(bench, grammar, text):
         ("json_schema", '{"items": {"type": "object"}}', '[{"a": [1, "x"]}, {', '[{}, {', True),
         ("json_schema", '{"items": {"type": "object"}}', '[{"a": [1, "x"]}, {', '[{"a', False),
         ("json_schema", '{"properties": {"n": {"enum": [1, 3]}}}', '{"n": 1, "s": "a', '{"n":3,"s":"b', True),
+        ("json_schema", NAMED, '{"a": "x', '{"a": "xyz', True),
+        ("json_schema", NAMED, r'{"\u0061": "x', r'{"\u0061": "xyz', False),  # another name, for llguidance
+        ("json_schema", NAMED, '{"b": "x', '{"b": "xyz', False),
     ],
 )  # fmt: skip
 def test_what_has_the_same_place(bench, backends, kind, source, one, other, same):
@@ -256,6 +260,21 @@ def test_what_no_automaton_is_made_of(source):
 def test_automata_and_schemas_are_used():
     assert isinstance(places_of(Constraint("regex", "[a-z]{1,16}(foo|bar)*"), 9), RegexPlaces)
     assert isinstance(places_of(Constraint("json_schema", "{}"), 9), JsonPlaces)
+
+
+def test_places_of_long_texts_hold_little():
+    places = RegexPlaces("[ab]*a[ab]{400}")
+    place = places.start
+    for byte in random.Random(0).choices(b"ab", k=3000):
+        place = places.after(place, bytes([byte]))
+    assert place is None and sum(map(len, places._states)) <= MAX_SIZE
+    lists = JsonPlaces({}, 9)
+    assert lists.key(lists.after(lists.start, b"[1" + b",2" * 500)) is not None
+    assert lists.after(lists.start, b"[1" + b",2" * 5000) is None
+    keys = b",".join(b'"%d":1' % i for i in range(99))
+    assert lists.key(lists.after(lists.start, b"{" + keys + b"}")) is not None
+    node = lists.start.node.within(ord("{"))
+    assert node is not None and len(node._nodes) <= 2
 
 
 def test_masks_of_a_guarded_batch(bench):

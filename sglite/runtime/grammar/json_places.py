@@ -8,7 +8,6 @@ apart to the letter: values of ``enum``, patterns, numbers, and everything withi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Hashable
 from functools import cached_property
@@ -19,7 +18,7 @@ from sglite.runtime.grammar.places import LONGEST
 from sglite.runtime.grammar.refs import Json
 
 LONGEST_NAME = 2048
-"""Bytes of what is around a value."""
+"""Bytes of what is around a value. What follows on more is unknown for good, or every token would hold as much."""
 _UNSAID = ANNOTATIONS | {"$schema", "$defs", "definitions"}
 _WORDS = {
     "string": {"minLength", "maxLength"},
@@ -46,7 +45,7 @@ class Node:
     def __init__(self, schema: Json, root: Json) -> None:
         self._schema = schema
         self._root = root
-        self._nodes: dict[str | int, Node] = {}
+        self._nodes: dict[str | int | None, Node] = {}
 
     def within(self, byte: int) -> Node | None:
         """What is said of a value that begins with ``byte``, where that is one plain description."""
@@ -57,10 +56,16 @@ class Node:
         node = self._nodes[byte]
         return node if node._schema is not None else None
 
-    def of_key(self, key: str) -> Node:
-        if key not in self._nodes:
-            self._nodes[key] = Node(self._property(key), self._root)
-        return self._nodes[key]
+    def of_key(self, text: bytes) -> Node:
+        """``text`` is the key as it is written. llguidance tells names apart as they are written, too, so one with
+        escapes is not the property that it spells."""
+        if b"\\" in text:
+            return Node(None, self._root)
+        key = text[1:-1].decode(errors="replace")
+        name = key if key in self._schema.get("properties", {}) else None  # one node for all that nobody named
+        if name not in self._nodes:
+            self._nodes[name] = Node(self._property(key), self._root)
+        return self._nodes[name]
 
     def of_item(self, i: int) -> Node:
         key = f"item {min(i, len(self._schema.get('prefixItems', ())))}"  # an array has no keys
@@ -170,10 +175,10 @@ class JsonPlaces:
             return Place(_string, place.around, place.frames, place.node, b"", place.length + len(data))
         for byte in data:
             place = place.step(place, byte)
-        return place
+        return place if len(place.around) <= LONGEST_NAME and len(place.space) <= LONGEST else None
 
     def key(self, place: Place | None) -> Hashable | None:
-        if place is None or len(place.text) > LONGEST or len(place.around) > LONGEST_NAME:
+        if place is None or len(place.text) > LONGEST:
             return None
         length = self._distance(place) if place.step is _string else 0
         return place.step, place.around, place.text, length, place.escaped, place.space
@@ -276,7 +281,7 @@ def _name(place: Place, byte: int) -> Place:
     text = place.text + bytes((byte,))
     if byte != _QUOTE or place.escaped:
         return place._replace(text=text, escaped=byte == _BACKSLASH and not place.escaped)
-    node = place.frames[-1].node.of_key(json.loads(text.decode(errors="replace"), strict=False))
+    node = place.frames[-1].node.of_key(text)
     return place._replace(step=_colon, around=place.around + text, node=node, text=b"")
 
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import reduce
+from threading import Lock
 
 MAX_NODES = 1000
 """Of the automaton: expressions with large counts have none."""
 MAX_STATES = 4096
+MAX_SIZE = 100_000
+"""Nodes in all states together, and steps that are remembered: some 15 MB."""
 
 ASCII = (1 << 128) - 1
 _REPEAT = re.compile(r"[*+?]|\{(\d+)(,?)(\d*)\}")
@@ -53,6 +56,8 @@ class RegexPlaces:
         self._states: list[frozenset[int]] = []
         self._numbers: dict[frozenset[int], int] = {}
         self._next: dict[tuple[int, int], int | None] = {}
+        self._size = 0
+        self._lock = Lock()  # two states with one number would share their masks
         self.start = self._number(nodes.closure({first}))
 
     def after(self, place: int | None, data: bytes) -> int | None:
@@ -68,16 +73,20 @@ class RegexPlaces:
 
     def _step(self, place: int, byte: int) -> int | None:
         reached = self._nodes.after(self._states[place], byte) if byte < 128 else frozenset[int]()
-        number = self._next[place, byte] = self._number(reached) if reached else None
+        number = self._number(reached) if reached else None
+        if len(self._next) < MAX_SIZE:
+            self._next[place, byte] = number
         return number
 
     def _number(self, state: frozenset[int]) -> int | None:
-        if state not in self._numbers:
-            if len(self._states) >= MAX_STATES:
-                return None
-            self._numbers[state] = len(self._states)
-            self._states.append(state)
-        return self._numbers[state]
+        with self._lock:
+            if state not in self._numbers:
+                if len(self._states) >= MAX_STATES or self._size + len(state) > MAX_SIZE:
+                    return None
+                self._size += len(state)
+                self._numbers[state] = len(self._states)
+                self._states.append(state)
+            return self._numbers[state]
 
 
 class _Nodes:
