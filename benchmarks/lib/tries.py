@@ -85,6 +85,8 @@ def measure(side: Side, work: Workload, programs: int, number: int, terms: Terms
         try:
             tries.append(one_try(side, work, programs, writer, terms))
         except (FailedError, SgliteError, httpx.HTTPError, OSError) as error:
+            if tries:
+                break
             cell.failure = str(error) if isinstance(error, FailedError) else f"{type(error).__name__}: {error}"
             return
     cell.take(min(tries, key=lambda each: each.foreign), len(tries) - 1, FOREIGN_LIMIT)

@@ -27,7 +27,7 @@ def as_written(error: Exception, node: Expr) -> Exception:
         said.param = node.argument
     elif error.param is not None:
         said.param = words.get(error.param, error.param)
-    return said
+    return said.with_traceback(error.__traceback__)
 
 
 def _words(node: Expr) -> dict[str, str]:

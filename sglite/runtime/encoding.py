@@ -58,7 +58,7 @@ def _cuts_between_words(encoder: tokenizers.Tokenizer) -> bool:
     if encoder.pre_tokenizer is None or not kinds <= {"NFC", "NFD", "NFKC", "NFKD"}:
         return False
     own = [token for token in encoder.get_added_tokens_decoder().values() if not token.special]
-    if any(token.rstrip or " " in token.content.lstrip(" ") for token in own):
+    if any(token.rstrip or token.single_word or re.search(r"\S\s", token.content) for token in own):
         return False
     pieces = encoder.pre_tokenizer.pre_tokenize_str(_PROBE)
     return [text for text, _ in pieces] == ["seam", "Ġseam"]

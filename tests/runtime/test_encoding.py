@@ -87,8 +87,8 @@ def test_it_holds_for_other_ways_to_cut(
     assert [memory.ids(text) for text in texts] == [whole(encoder, text) for text in texts]
 
 
-def spaced(encoder: tokenizers.Tokenizer, **options: Any) -> tokenizers.Tokenizer:
-    encoder.add_tokens([AddedToken("cat the", normalized=False, **options)])
+def spaced(encoder: tokenizers.Tokenizer, content: str = "cat the", **options: Any) -> tokenizers.Tokenizer:
+    encoder.add_tokens([AddedToken(content, normalized=False, **options)])
     return encoder
 
 
@@ -98,6 +98,7 @@ def spaced(encoder: tokenizers.Tokenizer, **options: Any) -> tokenizers.Tokenize
         byte_level(pattern=r"[^\n]+\n?"),  # whole lines
         byte_level(prefix=True),
         spaced(byte_level()),
+        spaced(byte_level(), " the", single_word=True),
     ],
 )
 def test_what_puts_a_word_and_a_space_together_is_never_cut(encoder: tokenizers.Tokenizer, small_pieces: None) -> None:

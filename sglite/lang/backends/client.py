@@ -134,6 +134,8 @@ class Client:
                 await asyncio.sleep(_wait(response, attempt))
         except UnicodeEncodeError as error:
             bad = error.object[error.start]
+            if not "\ud800" <= bad <= "\udfff":  # a header's
+                raise
             raise InvalidRequestError(
                 f"the request holds a lone surrogate ({bad!a}), which is no Unicode text", param="prompt"
             ) from error

@@ -53,7 +53,7 @@ async def answer(body: Embeddings, context: Context) -> dict[str, Any]:
     engine = context.service.engine
     if not isinstance(engine, Embedding):
         raise UnsupportedError("this server's backend cannot embed", param="model")
-    with naming({"prompt": "input"}):
+    with naming({"prompt": "input", "n": "input"}):
         found = await _embedded(engine, body, context)
     tokens = sum(count for count, _ in found)
     context.service.metrics.prompt.inc(tokens)

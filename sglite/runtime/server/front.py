@@ -45,7 +45,7 @@ class Front:
         if (path == "/health" and method == "GET") and self._is_plain(scope["headers"]):
             self._healthy.inc()
             return Early(_written(200, _HEALTHY, _request_id(scope["headers"]), {}), close=False)
-        if path in GENERATION and method == "POST":
+        if path in GENERATION and method == "POST" and self._is_plain(scope["headers"]):
             return self._full(scope)
         return None
 
