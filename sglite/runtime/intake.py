@@ -117,7 +117,8 @@ class Intake:
         """Each with the prompt as one text, which begins as the prompt alone does."""
         if not request.candidates:
             return ()
-        head = () if self._tokenizer.encode(request.prompt) else prompt_ids
+        alone = len(prompt_ids) == 1 and not self._tokenizer.encode(request.prompt)  # a beginning-of-text token
+        head = prompt_ids if alone else ()
         prompts = ((*request.prompt, Text(candidate)) for candidate in request.candidates)
         return tuple((*head, *self._tokenizer.encode(prompt)) for prompt in prompts)
 

@@ -45,6 +45,7 @@ def _inmost_first(node: Json, pointer: str) -> Iterator[tuple[str, Json]]:
         for i, child in enumerate(node):
             yield from _inmost_first(child, step(pointer, i))
     elif isinstance(node, dict):
-        for name in node.keys() - _DATA:
-            yield from _inmost_first(node[name], step(pointer, name))
+        for name, child in node.items():
+            if name not in _DATA:
+                yield from _inmost_first(child, step(pointer, name))
         yield pointer, node

@@ -99,8 +99,8 @@ class LLGuidanceGrammar:
 
 
 class LLGuidanceMatcher:
-    """One place in the grammar. ``accept`` takes 1 us a token, ``clone`` 1 us, ``fill`` 5 to 500 us, or 3 where the
-    mask is known."""
+    """One place in the grammar. ``accept`` takes 1 us a token, ``clone`` 1 us and a copy of the ids, ``fill`` 5 to
+    500 us, or 3 where the mask is known; ``rollback`` as long as accepting all that stays."""
 
     __slots__ = ("_ended", "_grammar", "_ll", "_trail", "_vocabulary", "first")
 
